@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from fuprune.errors import FupruneError, InputError
@@ -90,8 +91,9 @@ class Federation:
         self._await(self.link, self.port)
 
     def start_node(self, client: int, *, key: Path | None = None) -> subprocess.Popen:
-        """Starts a SuperNode that rehearses one client."""
+        """Starts a SuperNode with a client's part of a dataset that was dealt."""
         config = f'client-id={client} folder="{self.client_folder(client)}"'
+        config += f' data="npz:{self.folder}/data-{client}.npz"'
         command = ["flower-supernode", "--superlink", f"{HERE}:{self.door}"]
         command += ["--host", HERE, "--port", str(free_port())]
         if self.insecure:
@@ -165,7 +167,7 @@ class Federation:
     def _signatures(self, settings: Mapping[str, Any]) -> str:
         """The operator's signatures of a forget order."""
         # Deferred: they load JAX.
-        from fuprune.flower.ledger import federation_id
+        from fuprune.flower.orders import federation_id
         from fuprune.flower.settings import read_settings
 
         given = {name.replace("_", "-"): value for name, value in settings.items()}
@@ -258,6 +260,23 @@ class Federation:
         return self.folder / "logs" / f"{name}.log"
 
 
+def deal(text: str, folder: Path) -> int:
+    """Writes each client's part of a run's dataset to a folder; how many they are."""
+    # Deferred: they load JAX.
+    from fuprune.flower.settings import read_config
+    from fuprune.run.data import load_data
+    from fuprune.run.machine import Runtime
+
+    federation = load_data(read_config(text), Runtime())
+    rows, lengths = map(np.asarray, (federation.data.rows, federation.data.lengths))
+    images, labels = federation.train
+    for client, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        own = row[:length]
+        arrays = {"train_images": images[own], "train_labels": labels[own]}
+        np.savez(folder / f"data-{client}.npz", **arrays)
+    return len(rows)
+
+
 def free_port() -> int:
     """A port of loopback that nobody listens on."""
     with socket.socket() as bound:
@@ -332,7 +351,7 @@ def rehearse(given: argparse.Namespace) -> None:
     with Federation(folder, insecure=given.insecure) as federation:
         say(f"a link and {given.nodes} nodes on {HERE}; logs are in {folder}/logs")
         federation.start(given.nodes)
-        for client in range(given.nodes):
+        for client in range(deal(common["config"], folder)):
             federation.start_node(client)
         federation.run(say, command="train", **common)
         order = {"order": "rehearsal-1", "classes": given.forget}

@@ -1,40 +1,210 @@
 """Secure summation of what clients upload: the server learns only the sum.
 
-The protocol is that of Bonawitz et al. 2017, as functions of one party each. Uploads
-become whole numbers modulo 2^64; every pair of clients adds and subtracts one common
-mask, and each client adds a mask of its own, so that masks cancel exactly in the sum.
-Keys and own masks are shared out by Shamir's scheme, so that clients that drop out
-after sharing are made up for.
-
-Keys are X25519 keys, fresh for every sum; masks are ChaCha20 streams whose keys HKDF
-derives from what a pair agreed; shares travel through the server sealed by
-ChaCha20-Poly1305 (`keys.py`).
-
-What it does not cover: the server hands out the public keys, so it has to follow the
-protocol (it may look, and keep what it saw); one that puts keys of its own in the place
-of the clients' could read them. Fewer than `threshold` clients that collude with it
-learn nothing about the rest beyond the sum of the others. The sum itself is not noised:
-that is `unlearning.privacy`. And what cannot be seen cannot be checked: a hostile
-client can spoil a secure sum.
+The protocol of Bonawitz et al. 2017, as functions of one party each. Uploads become
+whole numbers modulo 2^64; every pair of clients adds and subtracts one common mask, and
+each client adds one of its own. Secrets are shared out by Shamir's scheme, so that
+clients that drop out are made up for. The server has to follow the protocol: one that
+hands out keys of its own could read uploads.
 """
 
-from collections.abc import Collection, Mapping
+import itertools
+import math
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import (
+    X25519PrivateKey,
+    X25519PublicKey,
+)
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fuprune.errors import InputError, TooFewClientsError
-from fuprune.flower.keys import (
-    KEY_BYTES,
-    SHARE_BYTES,
-    Directory,
-    HeldShares,
-    Party,
-    agree_secret,
-    derive_key,
-    public_key,
-    recover_secret,
-)
 from fuprune.unlearning.secure_sum import encode
+
+KEY_BYTES = 32
+# The field of the shares. It holds 64-byte numbers, so that a key is a number in it.
+PRIME = 2**521 - 1
+SHARE_BYTES = 66  # of a number below PRIME
+
+
+class Keys(NamedTuple):
+    """What one client keeps to itself, for one sum."""
+
+    private_key: bytes  # X25519, of the pair masks; opened if the client drops out
+    sealing_key: bytes  # X25519, of the shares under way; never opened
+    self_seed: bytes  # of the client's own mask
+
+
+class PublicKeys(NamedTuple):
+    """What one client tells everybody."""
+
+    mask: bytes
+    sealing: bytes
+
+
+class Directory(NamedTuple):
+    """What everybody knows."""
+
+    public_keys: tuple[PublicKeys, ...]  # by client
+    threshold: int  # how many clients it takes to open a share
+    session: str  # which sum it is for
+
+
+class Party(NamedTuple):
+    """One client of one sum."""
+
+    client: int  # its place in the directory
+    keys: Keys
+    directory: Directory
+
+
+class HeldShares(NamedTuple):
+    """One client's shares of another's secrets."""
+
+    private_key: int
+    self_seed: int
+
+
+def fewest(number: int) -> int:
+    """How many of n clients a sum takes: a majority, and three at least.
+
+    Of a sum of two each would know the other's part.
+    """
+    return max(3, number // 2 + 1)
+
+
+def make_keys() -> Keys:
+    """A client's keys for one sum; they must not be used for a second one."""
+    return Keys(*(os.urandom(KEY_BYTES) for _ in Keys._fields))
+
+
+def public_keys(keys: Keys) -> PublicKeys:
+    """What a client sends first."""
+    return PublicKeys(_public(keys.private_key), _public(keys.sealing_key))
+
+
+def share_keys(party: Party) -> tuple[bytes, ...]:
+    """A client's second message: by holder, shares of its two secrets, sealed.
+
+    Raises:
+      InputError: the directory would bare this client.
+    """
+    client, keys, directory = party
+    number, published = len(directory.public_keys), directory.public_keys
+    if (
+        not fewest(number) <= directory.threshold <= number
+        or len(set(itertools.chain(*published))) != 2 * number
+        or public_keys(keys) not in published[client : client + 1]
+    ):
+        raise InputError(
+            f"the directory of a secure sum has a threshold of {directory.threshold} "
+            f"for {number} clients, a key twice, or other keys for client {client} "
+            "than its own; refuse the sum."
+        )
+    pairs = zip(
+        *(
+            share_secret(
+                int.from_bytes(secret),
+                # More bytes than needed, so that the remainder is all but uniform.
+                coefficients=[
+                    int.from_bytes(os.urandom(2 * SHARE_BYTES)) % PRIME
+                    for _ in range(directory.threshold - 1)
+                ],
+                num_shares=number,
+            )
+            for secret in (keys.private_key, keys.self_seed)
+        ),
+        strict=True,
+    )
+    # Each key seals one text, so the nonce need not vary.
+    return tuple(
+        _sealing_cipher(party, client, holder).encrypt(
+            bytes(12), b"".join(share.to_bytes(SHARE_BYTES) for share in pair), None
+        )
+        for holder, pair in enumerate(pairs)
+    )
+
+
+def open_shares(party: Party, sealed: Mapping[int, bytes]) -> dict[int, HeldShares]:
+    """By owner, what a client holds for the others, from what they sealed to it.
+
+    Raises:
+      InputError: something was not sealed by its owner to this client in this sum.
+    """
+    client, held = party.client, {}
+    for owner, box in sealed.items():
+        try:
+            text = _sealing_cipher(party, owner, client).decrypt(bytes(12), box, None)
+        except InvalidTag:
+            raise InputError(
+                f"client {owner}'s share for client {client} was changed on its way, "
+                "or belongs to another sum; repeat the round."
+            ) from None
+        parts = text[:SHARE_BYTES], text[SHARE_BYTES:]
+        held[owner] = HeldShares(*map(int.from_bytes, parts))
+    return held
+
+
+def share_secret(
+    secret: int, *, coefficients: Sequence[int], num_shares: int, prime: int = PRIME
+) -> tuple[int, ...]:
+    """Shamir's scheme: values of a random polynomial that is the secret at zero.
+
+    `coefficients`, uniform in [0, prime), are those of the powers 1, 2, ...: one fewer
+    than the shares that it takes to recover the secret. The shares are the values at
+    1, 2, ..., num_shares.
+    """
+    shares = []
+    for x in range(1, num_shares + 1):  # x = 0 would hand out the secret itself
+        value = 0
+        for coefficient in (*reversed(coefficients), secret):  # Horner's rule
+            value = (value * x + coefficient) % prime
+        shares.append(value)
+    return tuple(shares)
+
+
+def recover_secret(shares: Mapping[int, int], *, threshold: int) -> int:
+    """The polynomial's value at zero, by Lagrange's formula.
+
+    Shares are by holder; holder i has the value at i + 1.
+
+    Raises:
+      TooFewClientsError: there are fewer shares.
+    """
+    _check_enough(len(shares), threshold)
+    # No more than it takes: the polynomial has this many coefficients.
+    points = {holder + 1: shares[holder] for holder in sorted(shares)[:threshold]}
+    secret = 0
+    for x, value in points.items():
+        # Lagrange's basis polynomial of x, at zero.
+        others = points.keys() - {x}
+        above, below = math.prod(others), math.prod(other - x for other in others)
+        secret += value * above * pow(below, -1, PRIME)
+    return secret % PRIME
+
+
+def mask_upload(upload, party: Party) -> np.ndarray:
+    """What a client sends: y_i = x_i + PRG(b_i) + sum_{j>i} PRG(s_ij) - sum_{j<i} ...
+
+    [D] uint64, uniform on its own, of an upload x_i with D values in all. The own mask
+    guards against a server that calls a slow client dropped, has its pair masks opened,
+    and then receives its upload after all.
+    """
+    client, keys, directory = party
+    number = len(directory.public_keys)
+    words = encode(upload, num_clients=number)
+    words = words + _mask(keys.self_seed, "own mask", len(words))
+    for peer in {*range(number)} - {client}:
+        words = words + _pair_mask(
+            client, peer, keys.private_key, directory, len(words)
+        )
+    return words
 
 
 def reveal_shares(
@@ -42,37 +212,18 @@ def reveal_shares(
 ) -> dict[int, int]:
     """A client's last message: one share for every owner, never both.
 
-    A client answers once for each sum: two answers to different lists of senders would
-    bare an upload. By owner, it is a share of the own mask's seed for those whose
-    upload the server says it has (`sent`), and of the private key for the others.
+    It is a share of the own mask's seed for those whose upload the server says it has
+    (`sent`), and of the private key for the others. A client answers once for each sum:
+    two answers to different lists of senders would bare an upload.
 
     Raises:
-        TooFewClientsError: fewer than the threshold sent, so a sum of few would show.
+      TooFewClientsError: fewer than the threshold sent, so a sum of few would show.
     """
-    _check_enough(len(sent), directory)
+    _check_enough(len(sent), directory.threshold)
     return {
         owner: shares.self_seed if owner in sent else shares.private_key
         for owner, shares in held.items()
     }
-
-
-def mask_upload(upload, party: Party) -> np.ndarray:
-    """What a client sends: y_i = x_i + PRG(b_i) + sum_{j>i} PRG(s_ij) - sum_{j<i} ...
-
-    [D] uint64, uniform on its own, of an upload x_i with D values in all.
-    """
-    client, keys, directory = party
-    num_clients = len(directory.public_keys)
-    words = encode(upload, num_clients=num_clients)
-    # The second mask guards against a server that calls a slow client dropped, has its
-    # pair masks opened, and then receives its upload after all.
-    words = words + _own_mask(keys.self_seed, len(words))
-    for peer in range(num_clients):
-        if peer != client:
-            words = words + _pair_mask(
-                client, peer, keys.private_key, directory.public_keys, len(words)
-            )
-    return words
 
 
 def unmask(
@@ -82,16 +233,14 @@ def unmask(
 ) -> np.ndarray:
     """The server's part: adds up what arrived and takes off the masks that remain.
 
-    `revealed` is, by holder, what `reveal_shares` gave. Of every client that sent [D]
-    uint64 they are shares of its own mask's seed, and of every dropped one shares of
-    its private key, by which its half of the pair masks is made up for. What remains is
-    the sum of the encoded uploads, [D] uint64.
+    `revealed` is, by holder, what `reveal_shares` gave. The result is the sum of the
+    encoded uploads, [D] uint64.
 
     Raises:
-        TooFewClientsError: a secret has too few shares.
-        ValueError: the shares of a key are not of that key.
+      TooFewClientsError: too few sent, or a secret has too few shares.
+      InputError: the shares of a key are not of that key.
     """
-    _check_enough(len(masked), directory)
+    _check_enough(len(masked), directory.threshold)
 
     def recovered(owner: int) -> bytes:
         shares = {h: shown[owner] for h, shown in revealed.items() if owner in shown}
@@ -100,54 +249,72 @@ def unmask(
         return secret.to_bytes(SHARE_BYTES)[-KEY_BYTES:]
 
     words = np.stack(list(masked.values())).sum(axis=0, dtype=np.uint64)
-    for client in masked:
-        words = words - _own_mask(recovered(client), len(words))
     for client, published in enumerate(directory.public_keys):
+        secret = recovered(client)
         if client in masked:
+            words = words - _mask(secret, "own mask", len(words))
             continue
-        private_key = recovered(client)
-        if public_key(private_key) != published.mask:
+        if _public(secret) != published.mask:
             raise InputError(
                 f"the shares of client {client}'s key do not give that key, so one of "
                 "them is false; repeat the round with other clients."
             )
         # Pair masks between two dropped clients are in no upload.
         for peer in masked:
-            words = words + _pair_mask(
-                client, peer, private_key, directory.public_keys, len(words)
-            )
+            words = words + _pair_mask(client, peer, secret, directory, len(words))
     return words
 
 
-def _check_enough(remaining: int, directory: Directory) -> None:
-    if remaining < directory.threshold:
+def _check_enough(remaining: int, threshold: int) -> None:
+    if remaining < threshold:
         raise TooFewClientsError(
-            f"{remaining} of {len(directory.public_keys)} clients remain and "
-            f"{directory.threshold} are needed to unmask a secure sum; sample other "
-            "clients or lower the threshold."
+            f"{remaining} clients remain in a secure sum that takes {threshold}; "
+            "sample other clients, or look at the SuperNodes."
         )
 
 
-def _own_mask(self_seed: bytes, size: int) -> np.ndarray:
-    return _mask(self_seed, b"own mask", size)
+def _public(private_key: bytes) -> bytes:
+    key = X25519PrivateKey.from_private_bytes(private_key)
+    return key.public_key().public_bytes_raw()
 
 
-def _pair_mask(client, peer, private_key, public_keys, size) -> np.ndarray:
+def agree(private_key: bytes, public_key: bytes, label: str) -> bytes:
+    """A key for one purpose, from one's private and the other's public key.
+
+    Raises:
+      ValueError: the public key is none, or a point of small order.
+    """
+    peer = X25519PublicKey.from_public_bytes(public_key)
+    agreed = X25519PrivateKey.from_private_bytes(private_key).exchange(peer)
+    return _derive(agreed, label)
+
+
+def _derive(secret: bytes, label: str) -> bytes:
+    info = f"fuprune secure sum: {label}".encode()
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(secret)
+
+
+def _sealing_cipher(party: Party, owner: int, holder: int) -> ChaCha20Poly1305:
+    """For the shares from `owner` to `holder`, one of which is the party."""
+    client, keys, directory = party
+    peer = directory.public_keys[holder if client == owner else owner]
+    # Sum, owner and holder are in the key: a box cannot be used in another sum, or
+    # passed off as somebody else's.
+    label = f"shares {directory.session} {owner} {holder}"
+    return ChaCha20Poly1305(agree(keys.sealing_key, peer.sealing, label))
+
+
+def _pair_mask(client, peer, private_key, directory, size) -> np.ndarray:
     """The client's side of the pair's mask: its peer's side is the negative."""
-    # The label names the pair by its lower place first, so that both sides derive the
-    # same stream.
-    agreed = agree_secret(private_key, public_keys[peer].mask)
     low, high = sorted((client, peer))
-    mask = _mask(agreed, f"pair mask {low} {high}".encode(), size)
+    label = f"pair mask {low} {high}"
+    agreed = agree(private_key, directory.public_keys[peer].mask, "pair")
+    mask = _mask(agreed, label, size)
     # uint64 wraps around: adding the negative cancels exactly, which floats would not.
     return mask if client < peer else np.uint64(0) - mask
 
 
-def _mask(secret: bytes, label: bytes, size: int) -> np.ndarray:
-    """[size] uint64 from a ChaCha20 stream under the key that HKDF derives."""
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-
-    cipher = Cipher(
-        algorithms.ChaCha20(derive_key(secret, label), bytes(16)), mode=None
-    )
+def _mask(secret: bytes, label: str, size: int) -> np.ndarray:
+    """[size] uint64 from a ChaCha20 stream."""
+    cipher = Cipher(algorithms.ChaCha20(_derive(secret, label), bytes(16)), mode=None)
     return np.frombuffer(cipher.encryptor().update(bytes(8 * size)), "<u8")

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from fuprune.errors import InputError
 
-PROTOCOL = 4  # of what headers hold; both sides must speak the same
+PROTOCOL = 5  # of what headers hold; both sides must speak the same
 MAX_DEPTH = 64
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from flwr.app import Message
 
 from fuprune.errors import TooFewClientsError
-from fuprune.flower import ledger
+from fuprune.flower import orders as books
 from fuprune.flower.records import PROTOCOL, Blob, MessageError, pack, unpack
 from fuprune.flower.settings import Settings, Timeouts
 from fuprune.flower.signatures import is_signed
@@ -62,7 +62,7 @@ class Roster:
         self.channel_sums: dict[int, np.ndarray] = {}  # by client, [2 * C + 1]
         self.num_clients = num_clients
         self.timeouts = timeouts
-        self.orders: dict[str, ledger.Entry] = {}  # in force
+        self.orders: dict[str, books.Entry] = {}  # in force
         self.confirmed: dict[int, set[str]] = {}  # by client: orders in its log
         self.closed: dict[int, set[str]] = {}  # by client: those it knows as closed
         self.examples: dict[int, int] = {}  # by client, as it said
@@ -293,7 +293,7 @@ def join_clients(grid, settings: Settings, shape: Sequence[int]) -> Roster:
         normalise=config.data.normalise == "federated"
         and not (workdir / COLOURS_FILE).exists(),
     )
-    roster.orders = ledger.read(workdir)
+    roster.orders = books.read_book(workdir)
     present = roster.wait_for(settings.min_clients)
     _LOGGER.info("clients %s are there", ", ".join(map(str, present)))
     return roster

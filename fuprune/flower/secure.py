@@ -1,34 +1,39 @@
 """Secure summation in four messages: keys, shares, masked uploads, opened shares.
 
 The client's functions read and write JSON headers and keep their secrets in the
-client's folder; `secure_statistics` is the server's side. Both call the functions of
-`masks` and `keys`. A client masks a sum at most once and opens shares at most once per
-session.
+client's folder; `secure_statistics` is the server's side. A client masks a sum at most
+once and opens shares at most once per session.
 """
 
 import contextlib
+import hashlib
+import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from fuprune.errors import InputError, TooFewClientsError
-from fuprune.flower import node as nodes
-from fuprune.flower.keys import (
+from fuprune.files import write_whole
+from fuprune.flower.masks import (
     KEY_BYTES,
+    Directory,
     Keys,
     Party,
     PublicKeys,
-    agree_secret,
-    make_directory,
+    agree,
+    fewest,
     make_keys,
+    mask_upload,
     open_shares,
     public_keys,
+    reveal_shares,
     share_keys,
+    unmask,
 )
-from fuprune.flower.masks import mask_upload, reveal_shares, unmask
 from fuprune.flower.node import Node
 from fuprune.unlearning.activations import check_statistics
 from fuprune.unlearning.protocol import UnlearnError
@@ -39,41 +44,23 @@ Messages = Mapping[int, tuple[Mapping[str, Any], Any]]
 UPLOAD = "query.class_statistics"  # the one message that is about the network
 
 
-def publish_keys(secure: Any, node: Node) -> dict[str, Any]:
+def publish_keys(header: Mapping[str, Any], tree: Any, node: Node):
     """A client's first message: fresh public keys; their secret halves stay here."""
     keys = make_keys()
-    kept = {"keys": [key.hex() for key in keys]}
-    nodes.keep_secret(node.folder, _session(secure), kept)
-    return {"keys": [key.hex() for key in public_keys(keys)]}
+    _keep(node, header["secure"], {"keys": [key.hex() for key in keys]})
+    return {"keys": [key.hex() for key in public_keys(keys)]}, None
 
 
-def seal_shares(secure: Any, node: Node) -> dict[str, Any]:
+def seal_shares(header: Mapping[str, Any], tree: Any, node: Node):
     """A client's second message: sealed shares of its secrets, by holder."""
-    session = _session(secure)
-    kept = nodes.recall_secret(node.folder, session)
+    secure = header["secure"]
+    kept = _recall(node, secure)
     if "told" in kept:
-        raise InputError(f"secure sum {session} has its directory already.")
+        raise InputError("this secure sum has its directory already.")
     kept["told"] = secure
-    with _reading("directory"):
-        party = _party(kept)
-    threshold, number = party.directory.threshold, len(party.directory.public_keys)
-    if threshold < fewest(number):
-        raise InputError(
-            f"threshold {threshold} of {number} lets two groups of clients open "
-            f"different shares, or shows a sum of two; it takes {fewest(number)}. "
-            "Refuse the sum."
-        )
-    sealed = share_keys(party)
-    nodes.keep_secret(node.folder, session, kept)
-    return {"sealed": [box.hex() for box in sealed]}
-
-
-def fewest(number: int) -> int:
-    """How many of n clients a sum takes: a majority, and three at least.
-
-    Of a sum of two each would know the other's part.
-    """
-    return max(3, number // 2 + 1)
+    sealed = share_keys(_party(kept))
+    _keep(node, secure, kept)
+    return {"sealed": [box.hex() for box in sealed]}, None
 
 
 def masked_upload(upload: Any, secure: Any, node: Node, question: str) -> np.ndarray:
@@ -81,36 +68,38 @@ def masked_upload(upload: Any, secure: Any, node: Node, question: str) -> np.nda
 
     `question` says what it is the answer to, which goes into one sum alone.
     """
-    session = _session(secure)
-    kept, party = _recall(session, node)
-    nodes.answer_once(node.folder, question, look=True)
-    kept["question"] = question
+    kept = _recall(node, secure)
+    _answer_once(node, question, look=True)
     # Two uploads under the same masks would show their difference in the clear.
     if "boxes" in kept:
-        raise InputError(f"secure sum {session} has this client's upload already.")
-    words = mask_upload(upload, party)
-    with _reading("boxes"):
-        kept["boxes"] = dict(secure["boxes"])
-        boxes = _boxes(kept)
+        raise InputError("this secure sum has this client's upload already.")
+    words = mask_upload(upload, _party(kept))
+    kept |= {"question": question, "boxes": secure["boxes"]}
     # Opened before anything is sent: a false share ends the sum here.
-    open_shares(party, boxes)
-    nodes.keep_secret(node.folder, session, kept)
+    _opened(kept)
+    _keep(node, secure, kept)
     return words
 
 
-def reveal(secure: Any, node: Node) -> dict[str, Any]:
+def reveal(header: Mapping[str, Any], tree: Any, node: Node):
     """A client's last message: one share for each client, and then it knows nothing."""
-    session = _session(secure)
-    kept, party = _recall(session, node)
-    held = open_shares(party, _boxes(kept))
-    sent = _senders(secure, party)
-    shown = reveal_shares(held, party.directory, sent=sent)
+    secure = header["secure"]
+    kept = _recall(node, secure)
+    party, sent = _party(kept), secure["sent"]
+    # This client knows that it has sent. A list without it would ask the others for its
+    # private key, which takes one of the two kinds of masks off its upload.
+    if party.client not in sent or not {*sent} <= {*range(len(party.directory[0]))}:
+        raise InputError(
+            f"the senders of a secure sum are {sent!r:.80}, but must be of its clients "
+            f"and include client {party.client}; refuse the sum."
+        )
+    shown = reveal_shares(_opened(kept), party.directory, sent={*sent})
     # Before the answer leaves: a second question, with other senders, would open the
     # other half of somebody's secrets, and a second sum, without one of the senders,
     # would show by the difference what that one sent.
-    nodes.answer_once(node.folder, kept.get("question", session))
-    nodes.drop_secret(node.folder, session)
-    return {"shares": {str(owner): hex(share) for owner, share in shown.items()}}
+    _answer_once(node, kept["question"])
+    _path(node, secure).unlink()
+    return {"shares": {str(owner): hex(share) for owner, share in shown.items()}}, None
 
 
 def secure_statistics(
@@ -146,35 +135,33 @@ def secure_statistics(
     # Unreadable keys count as no answer: whoever sent them is left out before anybody
     # depends on it.
     published = dict(sorted(_readable(replies, _public_keys).items()))
-    members = [members[i] for i in published]
-    number = len(members)
+    members, number = [members[i] for i in published], len(published)
     if number < fewest(number):
         raise TooFewClientsError(
             f"{number} clients take part in a secure sum, which takes three at least: "
             "of a sum of two, each knows the other's part."
         )
-    directory = make_directory(list(published.values()), fewest(number), session)
-    places = range(len(members))
+    directory = Directory(tuple(published.values()), fewest(number), session)
     told = {
         "public": [[key.hex() for key in keys] for keys in directory.public_keys],
         "threshold": directory.threshold,
     }
+    places = range(number)
     replies = tell("query.secure_shares", {i: {**told, "position": i} for i in places})
-    sealed = _readable(replies, lambda header: _sealed(header, len(members)))
+    sealed = _readable(replies, lambda header: _sealed(header, number))
     # A client whose shares are missing could not be made up for, and nothing is masked
     # yet: the others start afresh without it.
     if len(sealed) < number:
         left = {members[i]: requests[members[i]] for i in sealed}
         return secure_statistics(exchange, left, template, sizes)
-    boxes = {i: {"boxes": {str(o): sealed[o][i].hex() for o in places}} for i in places}
+    boxes = {i: {"boxes": {o: sealed[o][i] for o in places}} for i in places}
     size = sum(x.size for x in jax.tree.leaves(template))
     masked = {
         i: words
         for i, (_, words) in tell(UPLOAD, boxes).items()
         if isinstance(words, np.ndarray)
         # Sums are modulo 2^64, so that masks cancel exactly.
-        and words.dtype == np.uint64
-        and words.shape == (size,)
+        and (words.dtype, words.shape) == (np.uint64, (size,))
     }
     # Those who sent open shares, by which the masks come off the sum.
     sent = sorted(masked)
@@ -193,14 +180,11 @@ def secure_statistics(
     return words
 
 
-_UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
-
-
 def _readable(replies: Messages, read: Callable[[Any], Any]) -> dict[int, Any]:
     """By client, what `read` finds in its header; unreadable ones are left out."""
     found = {}
     for client, (header, _) in replies.items():
-        with contextlib.suppress(*_UNREADABLE):
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
             found[client] = read(header)
     return found
 
@@ -209,14 +193,14 @@ def _public_keys(header: Mapping[str, Any]) -> PublicKeys:
     """Keys that the others can use; with any other they would refuse the sum."""
     keys = PublicKeys(*map(bytes.fromhex, header["keys"]))
     for key in keys:
-        agree_secret(secrets.token_bytes(KEY_BYTES), key)
+        agree(secrets.token_bytes(KEY_BYTES), key, "")
     if keys.mask == keys.sealing:
         raise InputError("a client has one key for two purposes.")
     return keys
 
 
-def _sealed(header: Mapping[str, Any], number: int) -> list[bytes]:
-    boxes = list(map(bytes.fromhex, header["sealed"]))
+def _sealed(header: Mapping[str, Any], number: int) -> list[str]:
+    boxes = [bytes.fromhex(box).hex() for box in header["sealed"]]
     if len(boxes) != number:
         raise InputError(f"{len(boxes)} boxes came for {number} clients.")
     return boxes
@@ -226,51 +210,57 @@ def _shares(header: Mapping[str, Any]) -> dict[int, int]:
     return {int(owner): int(value, 16) for owner, value in header["shares"].items()}
 
 
-@contextlib.contextmanager
-def _reading(what: str) -> Iterator[None]:
-    """Says what of a request it is that a client cannot read."""
-    try:
-        yield
-    except InputError:
-        raise
-    except _UNREADABLE as error:
-        raise InputError(f"the {what} of a secure sum cannot be read.") from error
-
-
-def _boxes(kept: Mapping[str, Any]) -> dict[int, bytes]:
-    boxes = kept.get("boxes", {})
-    return {int(owner): bytes.fromhex(box) for owner, box in boxes.items()}
-
-
-def _senders(secure: Any, party: Party) -> set[int]:
-    """Whose uploads the server says it has: of this sum, this client among them."""
-    sent, number = secure.get("sent"), len(party.directory.public_keys)
-    known = isinstance(sent, list) and all(type(i) is int for i in sent)
-    # This client knows that it has sent. A list without it would ask the others for its
-    # private key, which takes one of the two kinds of masks off its upload.
-    if not known or party.client not in sent or not set(sent) <= set(range(number)):
-        raise InputError(
-            f"the senders of a secure sum are {sent!r:.80}, but must be among its "
-            f"{number} clients, and client {party.client} has sent; refuse the sum."
-        )
-    return set(sent)
-
-
-def _recall(session: str, node: Node) -> tuple[dict[str, Any], Party]:
-    kept = nodes.recall_secret(node.folder, session)
-    if "told" not in kept:
-        raise InputError(f"secure sum {session} has no directory yet.")
-    return kept, _party(kept)
-
-
 def _party(kept: Mapping[str, Any]) -> Party:
     """This client, by its keys and what the server told it of the others."""
     told, keys = kept["told"], Keys(*map(bytes.fromhex, kept["keys"]))
-    published = [PublicKeys(*map(bytes.fromhex, pair)) for pair in told["public"]]
-    directory = make_directory(published, int(told["threshold"]), told["session"])
-    return Party(int(told["position"]), keys, directory)
+    published = (PublicKeys(*map(bytes.fromhex, pair)) for pair in told["public"])
+    directory = Directory(tuple(published), told["threshold"], told["session"])
+    return Party(told["position"], keys, directory)
 
 
-def _session(secure: Any) -> Any:
-    """The name of a sum, if the request has one; `nodes` looks at what it is."""
-    return secure.get("session") if isinstance(secure, dict) else None
+def _opened(kept: Mapping[str, Any]):
+    boxes = kept["boxes"].items()
+    return open_shares(_party(kept), {int(o): bytes.fromhex(box) for o, box in boxes})
+
+
+def _keep(node: Node, secure: Any, secret: Mapping[str, Any]) -> None:
+    """Keeps what one secure sum needs until its last message."""
+    path = _path(node, secure)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_whole(path, json.dumps(secret), mode=0o600)
+
+
+def _recall(node: Node, secure: Any) -> dict[str, Any]:
+    path = _path(node, secure)
+    if not path.is_file():
+        raise InputError(
+            f"secure sum {path.stem} is unknown here, or was answered before; start "
+            "another one."
+        )
+    return json.loads(path.read_text("utf-8"))
+
+
+def _path(node: Node, secure: Mapping[str, Any]) -> Path:
+    session = secure["session"]
+    if not (isinstance(session, str) and session.isalnum()):
+        raise InputError(f"session is {session!r:.80}, but must be letters and digits.")
+    return node.folder / "sums" / f"{session}.json"
+
+
+def _answer_once(node: Node, question: str, *, look: bool = False) -> None:
+    """Notes that the answer to a question goes into a sum that is opened.
+
+    Two sums of the same statistics, of other clients each, differ by a client's own.
+    With `look` it only looks whether it may.
+    """
+    name = hashlib.sha256(question.encode()).hexdigest()
+    path = node.folder / "sums" / "answered" / name
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        if not look or path.exists():
+            path.touch(exist_ok=False)
+    except FileExistsError:
+        raise InputError(
+            "this client's statistics of this model are in a secure sum already; two "
+            "sums would show by their difference what one client sent."
+        ) from None

@@ -23,7 +23,7 @@ from fuprune.data.federated import FederatedDataset, drop_classes, drop_clients
 from fuprune.data.preprocess import make_preprocessing
 from fuprune.errors import InputError
 from fuprune.files import write_whole
-from fuprune.flower import ledger
+from fuprune.flower import orders as books
 from fuprune.flower.roster import COLOURS_FILE, Roster, join_clients
 from fuprune.flower.settings import Settings
 from fuprune.flower.transport import RemoteClients, stand_ins
@@ -55,7 +55,7 @@ def run(grid, settings: Settings) -> None:
         try:
             COMMANDS[settings.command](roster, settings)
         finally:
-            ledger.confirm(workdir, roster)
+            books.confirm(workdir, roster)
             with open(workdir / "messages.jsonl", "a", encoding="utf-8") as file:
                 file.writelines(json.dumps(cost) + "\n" for cost in roster.costs)
 
@@ -87,40 +87,40 @@ def forget(roster: Roster, settings: Settings) -> None:
     config = with_keys(settings.config, asked(settings))
     methods = configuration.methods(config)
     _check_methods(methods, settings.order)
-    order = ledger.check_entry(
-        settings.order._replace(federation=ledger.federation_id(workdir)),
+    order = books.check_entry(
+        settings.order._replace(federation=books.federation_id(workdir)),
         sources.num_classes(config.data.name, config.data.dir or None),
         config.partition.clients,
         roster.examples,
     )
     settings = settings._replace(order=order)
-    folder = workdir / "orders" / ledger.folder_name(order.order)
+    folder = workdir / "orders" / order.folder
     place = f"{folder.relative_to(workdir)}/models/{methods[0]}"
     current = _newest(workdir)
-    if ledger.open_order(workdir, order).closed:
+    if books.open_order(workdir, order).closed:
         name = order.order
         raise InputError(f"order {name!r} is closed; give another request another id.")
-    roster.orders = ledger.read(workdir)
+    roster.orders = books.read_book(workdir)
     if current != place:
         # Otherwise the server was killed when all was done but for the book.
         config = with_keys(config, {"model.load": str(workdir / current)})
         _begin(workdir, folder, config)
-        ledger.send(workdir, order.order, roster)
+        books.send(workdir, order.order, roster)
         record = _run(roster, settings, config, folder)
         failed = [row.error for row in record.methods if row.error]
         if failed:
             shutil.rmtree(folder)
             raise InputError(f"the order stays open: {failed[0]}")
         _hand_out(workdir, place)
-    roster.orders = ledger.close_order(workdir, order.order)
-    ledger.send(workdir, order.order, roster)
+    roster.orders = books.close_order(workdir, order.order)
+    books.send(workdir, order.order, roster)
     print(f"report: {folder / 'report' / 'report.html'}")
 
 
 def withdraw(roster: Roster, settings: Settings) -> None:
     """Takes back an order that no client has confirmed."""
-    ledger.confirm(settings.workdir, roster)
-    ledger.withdraw(settings.workdir, settings.order.order)
+    books.confirm(settings.workdir, roster)
+    books.withdraw(settings.workdir, settings.order.order)
     _LOGGER.info("order %s is withdrawn", settings.order.order)
 
 
@@ -184,7 +184,7 @@ def with_keys(config, values: dict[str, Any]):
     return changed
 
 
-def _check_methods(methods, order: ledger.Entry) -> None:
+def _check_methods(methods, order: books.Entry) -> None:
     examples = tuple(i for _, i in order.examples)
     for name in methods:
         if name in UNAVAILABLE:
@@ -256,7 +256,7 @@ def _askable(settings: Settings, num_classes: int, shape) -> FederatedDataset:
     """What clients may be asked for: nothing of any order but the one carried out."""
     named = [client for client, _ in settings.order.examples]
     data = stand_ins(settings.config.partition.clients, num_classes, shape, named)
-    others = ledger.read(settings.workdir)
+    others = books.read_book(settings.workdir)
     others.pop(settings.order.order, None)
     orders = others.values()
     data = drop_classes(data, sorted({u for order in orders for u in order.classes}))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from fuprune import config as configuration
 from fuprune.config import ConfigError, load_config
 from fuprune.errors import InputError, check_choice
-from fuprune.flower.ledger import Entry
+from fuprune.flower.orders import Entry
 
 COMMANDS = ("train", "forget", "withdraw", "evaluate")
 _APP = Path(__file__).parent / "app" / "pyproject.toml"

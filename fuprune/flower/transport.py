@@ -37,7 +37,7 @@ from fuprune.files import write_whole
 from fuprune.flower.records import Blob, digest, plain
 from fuprune.flower.roster import Replies, Reply, Requests, Roster
 from fuprune.flower.secure import UPLOAD, secure_statistics
-from fuprune.flower.tasks import MAKERS
+from fuprune.flower.work import PROGRAMS
 from fuprune.surgery import rebuild
 
 _LOGGER = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class RemoteClients:
     ) -> CohortFn:
         """`run(shared, clients)`: the program on nodes, through the server's doors."""
         task = program.task
-        if task is None or task.name not in MAKERS:
+        if task is None or task.name not in PROGRAMS:
             raise InputError(
                 "this method reads clients' data in a way that is no request of the "
                 "federation; use one that needs uploads only, such as class_pruning."
@@ -108,7 +108,7 @@ class RemoteClients:
 
         def run(shared: Shared, clients: Client):
             template = _template(program, shared, clients)
-            hidden = self.secure and MAKERS[task.name].kind == UPLOAD
+            hidden = self.secure and PROGRAMS[task.name][0] == UPLOAD
             form = (template[1], None) if hidden else template
 
             def ask():
@@ -118,13 +118,13 @@ class RemoteClients:
                 if hidden:
                     return secure_statistics(exchange, requests, form[0], sizes), None
                 if task.name == "relabel":
-                    replies = exchange(MAKERS[task.name].kind, requests)
+                    replies = exchange(PROGRAMS[task.name][0], requests)
                     return (), self._renamed(shared, clients, replies)
-                replies = self.roster.stream(MAKERS[task.name].kind, requests)
+                replies = self.roster.stream(PROGRAMS[task.name][0], requests)
                 return self._receive(door, shared, clients, template, replies)
 
             # A round's answers are in its checkpoint.
-            if self.answers is None or MAKERS[task.name].kind == "train":
+            if self.answers is None or PROGRAMS[task.name][0] == "train":
                 return ask()
             return _kept(
                 self.answers / f"{_question(task, shared, clients)}.npz", form, ask

@@ -7,6 +7,7 @@ from safetensors.numpy import save
 from fuprune import config as configuration
 from fuprune.data.normalisation import constant_statistics
 from fuprune.flower import client_app
+from fuprune.flower.launch import deal
 from fuprune.flower.roster import Roster
 from fuprune.flower.settings import Timeouts
 from fuprune.flower.transport import RemoteClients, stand_ins
@@ -31,8 +32,11 @@ class FakeGrid:
 
     def __init__(self, folder, config=CONFIG, clients=3, meddle=None):
         self.nodes = {100 + k: k for k in range(clients)}
-        self.folder, self.config, self.meddle = folder, config, meddle
+        self.folder, self.meddle = folder, meddle
         self.keys = {}  # by node
+        folder.mkdir(exist_ok=True)
+        if not (folder / "data-0.npz").exists():
+            deal(config, folder)
         self.seen, self._replies, self._number = [], {}, 0
         # Flower sets these in the processes that it starts.
         TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
@@ -69,10 +73,11 @@ class FakeGrid:
             node_config={
                 "client-id": client,
                 "folder": str(self.folder / str(client)),
+                "data": f"npz:{self.folder}/data-{client}.npz",
                 "key": str(self.folder / "keys" / self.keys.get(node, "")) * has_key,
             },
             state=RecordDict(),
-            run_config={"config": self.config},
+            run_config={},
         )
         reply = client_app.app(message, context)
         return reply if self.meddle is None else self.meddle(client, message, reply)

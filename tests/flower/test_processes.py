@@ -16,7 +16,7 @@ import pytest
 
 from fuprune.flower import server
 from fuprune.flower.certificates import make_certificates
-from fuprune.flower.launch import APP, Federation, FederationError
+from fuprune.flower.launch import APP, Federation, FederationError, deal
 from fuprune.flower.settings import read_settings
 from fuprune.run import checkpoint
 from tests.environment import QUICK_COMPILATION
@@ -48,7 +48,7 @@ def short_lived_programs(monkeypatch):
 def started(folder, nodes, **options):
     with Federation(folder, **{"insecure": True, **options}) as federation:
         federation.start(nodes)
-        for client in range(nodes):
+        for client in range(deal(CONFIG.format(n=nodes, rounds=1), folder)):
             federation.start_node(client)
         yield federation
 
@@ -100,6 +100,7 @@ def test_keys_and_orders_in_a_federation_with_certificates(tmp_path):
     with started(tmp_path / "f", 2, insecure=False) as federation:
         assert federation.door != federation.port
         federation.run(told.append, command="train", **common)
+        shutil.copy(tmp_path / "f" / "data-1.npz", tmp_path / "f" / "data-2.npz")
         stranger = federation.start_node(2, key=tmp_path / "other" / "node-0")
         federation.run(
             told.append, command="forget", classes="3", order="a-1", **common

@@ -9,7 +9,7 @@ import pytest
 
 from fuprune import results
 from fuprune.errors import InputError
-from fuprune.flower import ledger, server
+from fuprune.flower import orders, server
 from fuprune.flower.records import unpack
 from fuprune.flower.server import run
 from fuprune.flower.settings import read_config, read_settings
@@ -145,7 +145,7 @@ def test_an_order_that_was_carried_out_is_not_carried_out_again(place, monkeypat
         raise KilledError
 
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(ledger, "close_order", die)
+        patch.setattr(orders, "close_order", die)
         run(FakeGrid(place, SMALL), wanted)
     monkeypatch.setattr(server, "_run", die)
     run(FakeGrid(place, SMALL), wanted)

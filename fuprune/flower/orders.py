@@ -1,0 +1,333 @@
+"""Forget orders: the server's book of them, and each client's log.
+
+An order names classes, clients who leave, or single examples by client and position in
+that client's own data; a client is told only its own positions. `orders.json` in the
+server's workdir is written whole before an order is sent, and `orders.jsonl` in a
+client's folder is on disk before the client confirms; it is never rewritten.
+"""
+
+import fcntl
+import hashlib
+import itertools
+import json
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fuprune.errors import InputError, check_classes
+from fuprune.files import write_whole
+from fuprune.flower.signatures import is_signed, sign
+from fuprune.results import from_plain, to_plain
+
+if TYPE_CHECKING:
+    from fuprune.flower.node import Node
+    from fuprune.flower.roster import Roster
+
+_LOGGER = logging.getLogger(__name__)
+BOOK = "orders.json"  # in the server's workdir
+LOG = "orders.jsonl"  # in a client's folder
+
+
+class Order(NamedTuple):
+    """A forget order as a client is told it: what is not to be used from now on.
+
+    An order may name nothing of a client's. It is logged all the same.
+    """
+
+    order: str  # the federation's id and its own: "5f0c/2026-001"
+    classes: tuple[int, ...] = ()  # of images
+    clients: tuple[int, ...] = ()  # ids of those who leave the federation
+    examples: tuple[int, ...] = ()  # positions in this client's own data
+    closed: bool = False  # forgetting is done: not even the method reads them any more
+    signature: str = ""  # the operator's
+    hashes: tuple[str, ...] = ()  # of the examples' images, when they were ordered
+
+    def text(self, client: int) -> str:
+        """What the operator signs of the order for one client."""
+        named = (sorted({*getattr(self, name)}) for name in NAMED[:3])
+        return json.dumps(["fuprune forget order", self.order, client, *named])
+
+
+NAMED = ("classes", "clients", "examples", "hashes")
+
+
+class Entry(NamedTuple):
+    """A forget order as the server knows it; of one kind."""
+
+    order: str  # its id
+    classes: tuple[int, ...] = ()
+    clients: tuple[int, ...] = ()  # ids
+    examples: tuple[tuple[int, int], ...] = ()  # (client, position in its data)
+    closed: bool = False
+    federation: str = ""  # the workdir's id, so that two servers' orders differ
+    signatures: tuple[str, ...] = ()  # the operator's, by client
+
+    @property
+    def name(self) -> str:
+        """Its id among those of all federations, which clients know it by."""
+        return f"{self.federation}/{self.order}" if self.federation else self.order
+
+    @property
+    def folder(self) -> str:
+        """A folder's name: its id, and a digest that tells similar ids apart."""
+        plain = re.sub(r"[^A-Za-z0-9-]", "_", self.order)[:40]
+        return f"{plain}-{hashlib.sha256(self.order.encode()).hexdigest()[:8]}"
+
+    def for_client(self, client: int) -> Order:
+        """What one client is told."""
+        own = tuple(place for holder, place in self.examples if holder == client)
+        signature = self.signatures[client] if client < len(self.signatures) else ""
+        named = self.classes, self.clients, own
+        return Order(self.name, *named, self.closed, signature)
+
+    def signed(self, key: Path, num_clients: int) -> "Entry":
+        """The order with the operator's signatures."""
+        texts = (self.for_client(k).text(k) for k in range(num_clients))
+        return self._replace(signatures=tuple(sign(key, text) for text in texts))
+
+
+def read_log(folder: Path) -> dict[str, Order]:
+    """The orders in a client's log, by id; a line that was cut short is left out."""
+    orders: dict[str, Order] = {}
+    path = folder / LOG
+    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
+        try:
+            order = _order(json.loads(line))
+        except (TypeError, ValueError):
+            continue
+        orders[order.order] = _joined(orders.get(order.order), order)
+    return orders
+
+
+def log_orders(node: "Node", received: Any) -> dict[str, Order]:
+    """Appends what is new to the log, on disk before it returns; gives all orders.
+
+    Raises:
+      InputError: one of them is not an order, or is not the operator's.
+    """
+    told = [_order(row)._replace(hashes=()) for row in received]
+    with open(node.folder / LOG, "a+", encoding="utf-8") as file:
+        # Two processes of one client may receive the same order.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        known = read_log(node.folder)
+        new = [o for o in told if _joined(known.get(o.order), o) != known.get(o.order)]
+        rows = [_checked(order, node, known.get(order.order)) for order in new]
+        file.seek(0)
+        # Half a line that a kill left behind must not take the next one with it.
+        if (logged := file.read()) and not logged.endswith("\n"):
+            file.write("\n")
+        for order in rows:
+            row = {**order._asdict(), "received": round(time.time(), 3)}
+            file.write(json.dumps(row) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return read_log(node.folder)
+
+
+def _checked(order: Order, node: "Node", known: Order | None) -> Order:
+    """An order of the operator's, with hashes of the images that it names."""
+    text, key = order.text(node.client), node.operator
+    if key is not None and not is_signed(key, text, order.signature):
+        raise InputError(
+            f"order {order.order!r} is not signed by {key}; sign it as "
+            "`fuprune.flower.launch run` does."
+        )
+    places = {*order.examples} - {*(known.examples if known else ())}
+    if not places:
+        return order
+    images = node.data.images
+    if max(places) >= len(images):
+        raise InputError(
+            f"order {order.order!r} names image {max(places)}, and this client has "
+            f"{len(images)}."
+        )
+    return order._replace(hashes=tuple(sorted({*hashes_of(images[[*places]])})))
+
+
+def hashes_of(images: np.ndarray) -> list[str]:
+    """SHA-256 of each image, by which it is known wherever it moves."""
+    return [hashlib.sha256(image.tobytes()).hexdigest() for image in images]
+
+
+def _joined(known: Order | None, order: Order) -> Order:
+    """What was closed stays closed, and what was to be forgotten stays so."""
+    if known is None:
+        return order
+    named = {n: tuple(sorted({*getattr(known, n), *getattr(order, n)})) for n in NAMED}
+    return known._replace(closed=known.closed or order.closed, **named)
+
+
+def _order(row: Any) -> Order:
+    """What a row of a request or of the log says; a log says more than an order."""
+    said = {**to_plain(Order("")), **dict(row)}
+    order = from_plain({n: said[n] for n in Order._fields}, Order, "an order")
+    numbers = (*order.classes, *order.clients, *order.examples)
+    name, lowest = order.order, min(numbers, default=0)
+    if not (0 < len(name) <= 150 and name.isprintable()) or lowest < 0:
+        raise InputError(
+            f"an order is {row!r:.200}, but must have an id of up to 150 characters, "
+            "and whole numbers from 0 for classes, clients and examples."
+        )
+    return order._replace(**{n: tuple(sorted({*getattr(order, n)})) for n in NAMED})
+
+
+def in_force(orders: Mapping[str, Order], order: object) -> list[Order]:
+    """The orders that bind a request: all but the open one that it carries out."""
+    return [o for o in orders.values() if o.closed or o.order != order]
+
+
+def left_by(client: int, orders: Mapping[str, Order], order: object) -> str | None:
+    """The id of an order by which a client takes part in nothing any more, or None."""
+    found = (o.order for o in in_force(orders, order) if client in o.clients)
+    return next(found, None)
+
+
+def read_book(workdir: Path) -> dict[str, Entry]:
+    """Every order of the workdir that was not withdrawn, by id."""
+    found = {}
+    for row in _rows(workdir):
+        if "withdrawn" not in row:
+            fields = {n: row[n] for n in Entry._fields if n in row}
+            found[row["order"]] = from_plain(fields, Entry, BOOK)
+    return found
+
+
+def federation_id(workdir: Path) -> str:
+    """Which federation the workdir is of; drawn when it is first asked for."""
+    file = workdir / "federation"
+    if not file.exists():
+        write_whole(file, secrets.token_hex(8))
+    return file.read_text("utf-8").strip()
+
+
+def check_entry(
+    entry: Entry, num_classes: int, num_clients: int, sizes: Mapping[int, int]
+) -> Entry:
+    """The order with its numbers sorted, if this federation can have such a one.
+
+    `sizes` are the images of each client, as far as they are known.
+
+    Raises:
+      InputError: it names what does not exist.
+    """
+    name = entry.order
+    classes = check_classes(entry.classes, num_classes) if entry.classes else ()
+    for client in (*entry.clients, *(k for k, _ in entry.examples)):
+        if not 0 <= client < num_clients:
+            raise InputError(
+                f"order {name!r} names client {client}; ids run from 0 to "
+                f"{num_clients - 1}."
+            )
+    for client, place in entry.examples:
+        # Who is not there cannot say how many images it has.
+        if not 0 <= place < sizes.get(client, 0):
+            raise InputError(
+                f"order {name!r} names example {place} of client {client}, who "
+                + (
+                    f"has examples 0 to {sizes[client] - 1}."
+                    if client in sizes
+                    else "is not there; wait until it is."
+                )
+            )
+    named = classes, entry.clients, entry.examples
+    return Entry(name, *(tuple(sorted({*n})) for n in named), *entry[4:])
+
+
+def open_order(workdir: Path, entry: Entry) -> Entry:
+    """Enters an order that was checked, or finds it again after an interruption.
+
+    Raises:
+      InputError: the id was used for something else.
+    """
+    name, rows = entry.order, _rows(workdir)
+    if all(row["order"] != name for row in rows):
+        row = {**entry._asdict(), "ordered": _now(), "confirmed": {}, "closed_by": {}}
+        _write(workdir, [*rows, row])
+        return entry
+    known = read_book(workdir).get(name)
+    # Signatures are drawn afresh each time.
+    if known is None or (
+        known._replace(closed=False, signatures=entry.signatures) != entry
+    ):
+        raise InputError(
+            f"order {name!r} was withdrawn, or is for something else; give another "
+            "request another id."
+        )
+    return known
+
+
+def withdraw(workdir: Path, name: str) -> None:
+    """Takes an order back that no client has confirmed; its id stays used.
+
+    Raises:
+      InputError: there is none, or a client has it in its log.
+    """
+    rows = _rows(workdir)
+    row = next((row for row in rows if row["order"] == name), None)
+    if row is None or row["confirmed"] or row["closed"]:
+        holders = ", ".join(row["confirmed"]) if row else ""
+        why = f"is in the logs of clients {holders}" if row else "is unknown here"
+        raise InputError(
+            f"order {name!r} {why}; only one that no client has confirmed is withdrawn."
+        )
+    row["withdrawn"] = _now()
+    _write(workdir, rows)
+
+
+def close_order(workdir: Path, name: str) -> dict[str, Entry]:
+    """Marks an order as carried out; gives all orders."""
+    rows = _rows(workdir)
+    for row in rows:
+        if row["order"] == name:
+            row["closed"] = True
+            row.setdefault("done", _now())
+    _write(workdir, rows)
+    return read_book(workdir)
+
+
+def confirm(workdir: Path, roster: "Roster") -> None:
+    """Enters which clients have an order in their log, and which know it as closed.
+
+    Of every order: clients that were away hear of it by any request.
+    """
+    rows = _rows(workdir)
+    known = {"confirmed": roster.confirmed, "closed_by": roster.closed}
+    for row, (field, orders) in itertools.product(rows, known.items()):
+        for client, names in orders.items():
+            if row["order"] in names:
+                # The first confirmation counts; clients repeat it in every answer.
+                row[field].setdefault(str(client), _now())
+    if rows:
+        _write(workdir, rows)
+
+
+def send(workdir: Path, name: str, roster: "Roster") -> None:
+    """Tells everybody who is there; the others hear of it with their next request."""
+    order = roster.orders[name]
+    asked = {"order": order.name}, None
+    roster.exchange("query.forget", dict.fromkeys(roster.reachable(), asked))
+    confirm(workdir, roster)
+    holders = sorted(k for k, names in roster.confirmed.items() if name in names)
+    state = "closed" if order.closed else "open"
+    told = ", ".join(map(str, holders)) or "none"
+    _LOGGER.info("order %s is %s, and in the logs of clients %s", name, state, told)
+
+
+def _rows(workdir: Path) -> list[dict[str, Any]]:
+    path = workdir / BOOK
+    return json.loads(path.read_text("utf-8")) if path.exists() else []
+
+
+def _write(workdir: Path, rows: list[dict[str, Any]]) -> None:
+    write_whole(workdir / BOOK, json.dumps(rows, indent=1) + "\n")
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
