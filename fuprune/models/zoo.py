@@ -1,4 +1,4 @@
-"""Models by name, and the JSON-able spec that rebuilds one."""
+"""Models by name."""
 
 import re
 from typing import Any, cast
@@ -19,7 +19,6 @@ MODELS = (
 # Far above any use: a spec read from a file must not exhaust the memory.
 MAX_CLASSES = 100_000
 MAX_IMAGE_SIDE = 2048
-_SPEC_KEYS = ("name", "num_classes", "input_shape", "norm")
 
 
 def create(
@@ -75,49 +74,3 @@ def check_sizes(num_classes: int, input_shape) -> tuple[int, int, int]:
             f"num_classes is {num_classes}, but must be from 1 to {MAX_CLASSES}."
         )
     return cast(tuple[int, int, int], shape)
-
-
-def spec(model: ConvolutionalNetwork) -> dict[str, Any]:
-    """Returns what rebuilds a model with `from_spec`, fit for JSON.
-
-    How it computes (`conv`, `dtype`) is a choice of each run and is left out.
-    """
-    return {
-        "name": f"{type(model).__name__.lower()}{model.depth}",
-        "num_classes": model.num_classes,
-        "input_shape": list(model.input_shape),
-        "norm": model.norm,
-    }
-
-
-def from_spec(
-    spec: dict[str, Any], *, conv: str = "xla", dtype: Any = jnp.float32
-) -> ConvolutionalNetwork:
-    """Returns the model a spec describes, checking every value in it."""
-    if not isinstance(spec, dict) or sorted(spec) != sorted(_SPEC_KEYS):
-        seen = sorted(spec) if isinstance(spec, dict) else type(spec).__name__
-        raise InputError(
-            f"model spec has {seen}, but must have exactly {sorted(_SPEC_KEYS)}."
-        )
-    return create(
-        spec["name"],
-        num_classes=integer(spec["num_classes"], "num_classes"),
-        input_shape=integers(spec["input_shape"], "input_shape"),  # type: ignore
-        norm=spec["norm"],
-        conv=conv,
-        dtype=dtype,
-    )
-
-
-def integers(values, where: str) -> tuple[int, ...]:
-    """Returns the numbers of a list in a spec, after a check of each."""
-    if not isinstance(values, list | tuple):
-        raise InputError(f"model spec has {values!r} as {where}, but must be a list.")
-    return tuple(integer(value, where) for value in values)
-
-
-def integer(value, where: str) -> int:
-    """Returns a number in a spec, after a check that it is one."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"model spec has {value!r} in {where}, but must be a number.")
-    return value

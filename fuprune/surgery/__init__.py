@@ -16,19 +16,21 @@ from fuprune.errors import check_choice
 from fuprune.models.adapt import Variables, adapt, own_variables
 from fuprune.surgery import cutting, report
 from fuprune.surgery.afresh import start_afresh
-from fuprune.surgery.arrays import PlannedCut
+from fuprune.surgery.arrays import cut_moments, cut_tree
 from fuprune.surgery.cutting import Observed as Observed
 from fuprune.surgery.cutting import capture as capture
 from fuprune.surgery.cutting import observe as observe
+from fuprune.surgery.cutting import pin as pin
+from fuprune.surgery.cutting import plan_cuts
 from fuprune.surgery.cutting import trace_layers as trace_layers
 from fuprune.surgery.findings import Layer as Layer
 from fuprune.surgery.findings import SurgeryError as SurgeryError
 from fuprune.surgery.plan import ORDERS as ORDERS
 from fuprune.surgery.plan import SCOPES as SCOPES
-from fuprune.surgery.plan import LayerReport as LayerReport
 from fuprune.surgery.plan import PrunePlan as PrunePlan
 from fuprune.surgery.plan import load_plan as load_plan
 from fuprune.surgery.plan import make_plan as make_plan
+from fuprune.surgery.report import LayerReport as LayerReport
 from fuprune.surgery.report import explain as explain
 from fuprune.surgery.slim import SlimModule as SlimModule
 from fuprune.surgery.slim import SlimNetwork as SlimNetwork
@@ -54,8 +56,8 @@ def mask(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) ->
     Returns:
       Variables, or for an NNX module given without any, a masked copy of the module.
     """
-    cut = _planned(model, variables, plan, example)
-    masked = cut.variables(own_variables(model, variables), fill=True)
+    cuts = plan_cuts(model, variables, plan, example).cuts
+    masked = cut_tree(cuts, own_variables(model, variables), fill=True)
     if variables is not None or not isinstance(model, nnx.Module):
         return masked
     if isinstance(model, SlimModule):
@@ -74,22 +76,12 @@ def compact(
       `SlimNetwork`; an NNX module given without variables becomes a `SlimModule` (and
       its state). With nothing to cut, all is as it was.
     """
-    cut = _planned(model, variables, plan, example)
+    slim, cuts, _ = plan_cuts(model, variables, plan, example)
+    left = cut_tree(cuts, own_variables(model, variables))
     if variables is None and isinstance(model, nnx.Module):
-        module = model
-        if cut.cuts:
-            module = SlimModule(cut.network, cut.variables(own_variables(model, None)))
+        module = SlimModule(slim, left) if cuts else model
         return module, nnx.state(module)
-    cut_variables = cut.variables(own_variables(model, variables))
-    return cut.network if cut.cuts else adapt(model), cut_variables
-
-
-def pin(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> Any:
-    """Returns the network in which what `mask` kills stays dead in training.
-
-    Arguments are those of `mask`.
-    """
-    return cutting.filled_like(model, variables, plan, example)
+    return slim if cuts else adapt(model), left
 
 
 def reset(
@@ -102,11 +94,10 @@ def reset(
       kept ones, and what reads it is as it was (`afresh`). Other arguments are those
       of `mask`.
     """
-    cut = _planned(model, variables, plan, example)
-    held = own_variables(model, variables)
+    cuts = plan_cuts(model, variables, plan, example).cuts
     layers = trace_layers(model, variables, example, dense=True).values()
     written = {layer.path: layer.axis for layer in layers}
-    return start_afresh(cut.cuts, held, written, key)
+    return start_afresh(cuts, own_variables(model, variables), written, key)
 
 
 def cut_optimizer_state(
@@ -129,13 +120,9 @@ def cut_optimizer_state(
       example: images, as in `mask`.
     """
     check_choice("how", how, ("mask", "compact"))
-    cut = _planned(model, variables, plan, example)
-    return cut.moments(opt_state, fill=how == "mask")
-
-
-def _planned(model, variables, plan, example) -> PlannedCut:
-    """What a plan leaves of a network, whose variables are traced."""
-    return cutting.plan_cuts(model, variables, plan, example)
+    _, cuts, before = plan_cuts(model, variables, plan, example)
+    shapes = {path: stored.shape for path, stored in before.stored().items()}
+    return cut_moments(cuts, shapes, opt_state, fill=how == "mask")
 
 
 def plan_report(

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from fuprune.surgery.arrays import Path, PathCuts, names
+from fuprune.surgery.arrays import Cuts, Path, by_path, names
 
 
 def start_afresh(
-    cuts: PathCuts, variables: Any, written: Mapping[Path, int], key: jax.Array
+    cuts: Cuts, variables: Any, written: Mapping[Path, int], key: jax.Array
 ) -> Any:
     """The variables with the writers of cut channels drawn anew.
 
@@ -29,18 +29,18 @@ def start_afresh(
       Variables of the same shapes. Entries of a kernel are normal, with the mean and
       deviation of the layer's kept filters; those of a vector are the kept mean.
     """
-    axes_of = {path: dict(axes) for path, _, axes in cuts}
+    cuts_at = by_path(cuts)
     leaves, structure = jax.tree_util.tree_flatten_with_path(variables)
     result = []
-    for number, (path, leaf) in enumerate(leaves):
-        axes = axes_of.get(names(path), {})
-        if sum(size > 1 for size in np.shape(leaf)) > 1 or names(path) in written:
+    for number, (key_path, leaf) in enumerate(leaves):
+        path, shape = names(key_path), np.shape(leaf)
+        reads = sum(size > 1 for size in shape) > 1 or path in written
+        for cut in cuts_at.get(path, ()):
+            axis = cut.axis + len(shape)
             # Of a matrix only the writer's side: the other side reads.
-            axis = written.get(names(path))
-            axes = {axis: axes[axis]} if axis in axes else {}
-        for axis, kept in axes.items():
-            leaf_key = jax.random.fold_in(key, number)
-            leaf = _redrawn(leaf, axis, np.asarray(kept), leaf_key)
+            if not reads or axis == written.get(path):
+                leaf_key = jax.random.fold_in(key, number)
+                leaf = _redrawn(leaf, axis, np.asarray(cut.kept), leaf_key)
         result.append(leaf)
     return jax.tree_util.tree_unflatten(structure, result)
 

@@ -15,10 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fuprune.kernels.normalisation import Stream
 from fuprune.surgery.findings import Findings, Product
 from fuprune.surgery.held import (
     Held,
     Origin,
+    hold,
     in_full,
     intersection,
     is_static,
@@ -31,6 +33,7 @@ from fuprune.surgery.held import (
 
 Result = list[Held] | str
 Rule = Callable[[Any, Sequence[Held], Findings], Result]
+MANY_RESTS = "the rest is not one number"
 
 
 # Elementwise primitives.
@@ -53,19 +56,18 @@ def elementwise(eqn, operands, notes) -> Result:
     ]
     kept, absorbed = _kept_together(name, operands, shape, notes)
     if absorbed:
-        rest = np.zeros((), eqn.outvars[0].aval.dtype)[()]
+        rest = eqn.outvars[0].aval.dtype.type(0)
     else:
         kept, rest = _rest_together(eqn, operands, kept, shape, notes)
     arrays = [
         onto(h, _where_wide(h, kept, shape)) if h.shape else h.data for h in operands
     ]
+    result = hold(None, shape, kept, rest)
     if name == "select_n":  # which does not broadcast
-        sizes = [n if k is None else len(k) for k, n in zip(kept, shape, strict=True)]
-        arrays = [jnp.broadcast_to(array, sizes) for array in arrays]
-    data = eqn.primitive.bind(*arrays, **eqn.params)
-    result = Held(data, shape, normal(kept, shape), rest)
+        arrays = [jnp.broadcast_to(array, result.sizes) for array in arrays]
     result = result._replace(
-        origins=_origins_together(name, operands, result, absorbed, notes)
+        data=eqn.primitive.bind(*arrays, **eqn.params),
+        origins=_origins_together(name, operands, result, absorbed, notes),
     )
     return [_follow_layer(name, operands, result, notes)]
 
@@ -117,7 +119,7 @@ def _rest_together(eqn, operands, kept, shape, notes):
         else:  # cut along some axes and not along others: no one rest says it
             return [None] * len(shape), None
     if name == "mul" and any(is_static(r) and r == 0 for r in rests):
-        rest = np.zeros((), eqn.outvars[0].aval.dtype)[()]
+        rest = eqn.outvars[0].aval.dtype.type(0)
     elif not cut or all(is_static(rest) for rest in rests):
         rest = static_value(eqn, rests)
     elif name in ("select_n", "clamp"):
@@ -150,13 +152,6 @@ def _follows(name, held, axis, shape, notes) -> bool:
     if all(origin.pure for _, origin in found):
         return True
     return name == "mul" and held.rest == 0 and _is_thin(held, shape)
-
-
-def dies_with(held, axis: int, kept, notes) -> bool:
-    """Whether parameters are zero along an axis wherever a channel is not kept."""
-    if held.kept[axis] is not None:
-        return held.has_zero_rest and bool(np.isin(held.kept[axis], kept).all())
-    return held.has_zero_rest and _follows("", held, axis, held.shape, notes)
 
 
 def _is_thin(held, shape) -> bool:
@@ -219,9 +214,12 @@ def _follow_layer(name, operands, result, notes):
     return result
 
 
+_VALUES: dict[Any, Any] = {}
+
+
 def static_value(eqn, rests) -> Any:
     """What a primitive makes of numbers; None unless all are known."""
-    if not all(is_static(rest) for rest in rests):
+    if not all(map(is_static, rests)):
         return None
     numbers = [
         np.asarray(rest, atom.aval.dtype)
@@ -229,32 +227,20 @@ def static_value(eqn, rests) -> Any:
     ]
     # By their bytes: to Python, 1 is 1 in every type, and 0 is -0.
     stored = tuple((number.dtype, number.tobytes()) for number in numbers)
-    return _value(eqn.primitive, _Params(eqn.params), stored)
-
-
-class _Params(dict):
-    """Parameters of an equation, to be compared by how they print."""
-
-    def __hash__(self):
-        return hash(str(self))
-
-    def __eq__(self, other):
-        return str(self) == str(other)
-
-
-@functools.lru_cache(maxsize=4096)
-def _value(primitive, params, stored):
-    numbers = [np.frombuffer(content, dtype)[0] for dtype, content in stored]
-    # A number, not a tracer, also while the network is being traced.
-    with jax.ensure_compile_time_eval():
-        return np.asarray(primitive.bind(*map(jnp.asarray, numbers), **params))[()]
+    key = (eqn.primitive, str(eqn.params), stored)
+    if key not in _VALUES:
+        # A number, not a tracer, also while the network is being traced.
+        with jax.ensure_compile_time_eval():
+            value = eqn.primitive.bind(*map(jnp.asarray, numbers), **eqn.params)
+            _VALUES[key] = np.asarray(value)[()]
+    return _VALUES[key]
 
 
 # Primitives that multiply and add.
 
 
 def convolution(eqn, operands, notes) -> Result:
-    """A convolution, grouped or not: of each group the same places are computed."""
+    """A convolution, grouped or not: of each group the same indices are computed."""
     params, numbers = dict(eqn.params), eqn.params["dimension_numbers"]
     if params["batch_group_count"] != 1:
         return "its batch is grouped"
@@ -279,12 +265,8 @@ def convolution(eqn, operands, notes) -> Result:
     computed = (alive[:, None] * written_each + written).ravel()
 
     params["feature_group_count"] = len(alive)
-    image_kept = _replaced(image.kept, feature, features)
-    kernel_kept = _replaced(_replaced(kernel.kept, rows, read), columns, computed)
-    laid = onto(kernel, normal(kernel_kept, kernel.shape))
-    data = eqn.primitive.bind(
-        onto(image, normal(image_kept, image.shape)), laid, **params
-    )
+    laid = _onto_some(kernel, {rows: read, columns: computed})
+    data = eqn.primitive.bind(_onto_some(image, {feature: features}), laid, **params)
     work = 2 * data.size * (laid.size // len(computed))
     data = pick(data, np.searchsorted(computed, outputs), channel)
     for pair, origin in kernel.origins.items():
@@ -292,16 +274,93 @@ def convolution(eqn, operands, notes) -> Result:
             notes.read(pair, normal([read], [read_each])[0])
         if origin.axis == columns and groups > 1:
             notes.read(pair, normal([outputs], [kernel.shape[columns]])[0])
-    shape = tuple(eqn.outvars[0].aval.shape)
-    kept = normal(_replaced((None,) * len(shape), channel, outputs), shape)
-    result = Held(data, shape, kept, np.zeros((), data.dtype)[()])
-    found = (operands[0], operands[1], columns, result, channel, work)
-    return [found_layer(notes, "convolution", *found)]
+    shape = eqn.outvars[0].aval.shape
+    kept = [outputs if axis == channel else None for axis in range(len(shape))]
+    result = hold(data, shape, kept, data.dtype.type(0))
+    found = Product("convolution", columns, operands[0], result, channel, work)
+    return [_note_layer(notes, operands[1], found)]
+
+
+def _onto_some(held, wanted) -> Any:
+    kept = [wanted.get(axis, kept) for axis, kept in enumerate(held.kept)]
+    return onto(held, normal(kept, held.shape))
+
+
+def kernel_convolution(eqn, operands, notes) -> Result:
+    """The package's own: maps [G, N, H, W, C] and kernels [G, KH, KW, I, O]."""
+    image = zero_elsewhere(operands[0], (4,))
+    kernel = zero_elsewhere(operands[1], (3, 4))
+    read, written = intersection(image.kept[4], kernel.kept[3]), kernel.kept[4]
+    laid = onto(kernel, (None,) * 3 + (read, written))
+    data = eqn.primitive.bind(onto(image, (None,) * 4 + (read,)), laid, **eqn.params)
+    for pair, origin in kernel.origins.items():
+        if origin.axis == 3:
+            notes.read(pair, read)
+    result = _map(eqn, data, written)
+    # A network that is traced has one problem on the leading axis.
+    one = result._replace(data=data[0], shape=result.shape[1:], kept=result.kept[1:])
+    work = 2 * data.size * (laid.size // laid.shape[-1])
+    found = Product("convolution", 4, operands[0], one, 3, work)
+    return [result._replace(layer=_note_layer(notes, operands[1], found).layer)]
+
+
+def _map(eqn, data, kept) -> Held:
+    """What a kernel of the package gives: zeros but for some channels."""
+    kept = (None, None, None, None, kept)
+    return hold(data, eqn.outvars[0].aval.shape, kept, data.dtype.type(0))
+
+
+def kernel_batch_norm(eqn, operands, notes) -> Result:
+    """The package's own norm in training: its stream says where channels go.
+
+    A dead channel of the inputs, whose scale and bias are dead as well, is not in the
+    result unless the residual has it.
+    """
+    everything = tuple(range(operands[0].shape[4]))
+    stream = eqn.params["stream"]
+    if stream.width != len(everything) or stream.places != everything:
+        return "it moves channels already"
+    data, *parameters, weight = operands[:4]
+    maps = [zero_elsewhere(h, (4,)) for h in (data, *operands[4:])]
+    own, *residual = [h.kept[4] for h in maps]
+    if own is not None and not all(_dies_with(h, own, notes) for h in parameters):
+        return "its scale or bias does not die with its channels"
+    for h in parameters:
+        for pair, origin in h.origins.items():
+            if origin.axis == 1:
+                (notes.read if own is None else notes.follow)(pair, own)
+    written = union(own, residual[0]) if residual else own
+    places = everything if written is None else tuple(written.tolist())
+
+    def placed(kept):
+        channels = everything if kept is None else kept
+        return tuple(np.searchsorted(places, channels).tolist())
+
+    moved = Stream(placed(own), placed(residual[0]) if residual else (), len(places))
+    output, *moments = eqn.primitive.bind(
+        maps[0].data,
+        *(onto(h, (None, own)) for h in parameters),
+        in_full(weight),
+        *(h.data for h in maps[1:]),
+        **{**eqn.params, "stream": moved},
+    )
+    shape = (len(output), len(everything))
+    return [
+        _map(eqn, output, written),
+        *(hold(x, shape, (None, own), x.dtype.type(0)) for x in moments),
+    ]
+
+
+def _dies_with(held, kept, notes) -> bool:
+    """Whether a scale or bias [G, C] is zero wherever a channel is not kept."""
+    if held.kept[1] is not None:
+        return held.has_zero_rest and bool(np.isin(held.kept[1], kept).all())
+    return held.has_zero_rest and _follows("", held, 1, held.shape, notes)
 
 
 def dot_general(eqn, operands, notes) -> Result:
     """A matrix product: what either side lacks of a contracted axis is not summed."""
-    (contracted, batched) = eqn.params["dimension_numbers"]
+    contracted, batched = eqn.params["dimension_numbers"]
     sides = [zero_elsewhere(h, range(len(h.shape))) for h in operands]
     kept = [list(h.kept) for h in sides]
     for i, j in (*zip(*contracted, strict=True), *zip(*batched, strict=True)):
@@ -316,29 +375,24 @@ def dot_general(eqn, operands, notes) -> Result:
         for pair, origin in h.origins.items():
             if origin.axis in axes:
                 notes.read(pair, k[origin.axis])
-    result = Held(
-        data,
-        tuple(eqn.outvars[0].aval.shape),
-        tuple(out_kept),
-        np.zeros((), data.dtype)[()],
-    )
-    for side, number in ((operands[1], 1), (operands[0], 0)):
-        if len(free[number]) == 1 and not batched[number] and side.origins:
-            channel = len(free[0]) if number else 0
-            summed = math.prod(arrays[0].shape[axis] for axis in contracted[0])
-            work = 2 * data.size * summed
-            found = (operands[1 - number], side, free[number][0], result, channel, work)
-            return [found_layer(notes, "dense", *found)]
+    shape = tuple(eqn.outvars[0].aval.shape)
+    result = Held(data, shape, tuple(out_kept), data.dtype.type(0))
+    work = 2 * data.size * math.prod(arrays[0].shape[axis] for axis in contracted[0])
+    for side, other, channel in ((1, 0, len(free[0])), (0, 1, 0)):
+        if len(free[side]) == 1 and not batched[side] and operands[side].origins:
+            axis, source = free[side][0], operands[other]
+            found = Product("dense", axis, source, result, channel, work)
+            return [_note_layer(notes, operands[side], found)]
     return [result]
 
 
-def found_layer(notes, kind, source, kernel, columns, result, channel, work) -> Held:
-    """Notes a product with a kernel, whose output channels lie along `columns`."""
+def _note_layer(notes, kernel, found: Product) -> Held:
+    """Notes a product with a kernel, and returns what it gives."""
     for (path, axis), origin in kernel.origins.items():
-        if origin.axis == columns and origin.pure and not notes.is_channelwise(path):
-            notes.product(path, Product(kind, axis, source, result, channel, work))
-            return result._replace(layer=path)
-    return result
+        if origin.axis == found.axis and origin.pure and not notes.is_channelwise(path):
+            notes.product(path, found._replace(axis=axis))
+            return found.outputs._replace(layer=path)
+    return found.outputs
 
 
 def zero_elsewhere(held, axes) -> Held:
@@ -349,10 +403,6 @@ def zero_elsewhere(held, axes) -> Held:
     if not held.has_zero_rest:
         kept = [None] * len(kept)
     return held._replace(data=onto(held, kept), kept=tuple(kept))
-
-
-def _replaced(kept, axis, indices) -> tuple:
-    return (*kept[:axis], indices, *kept[axis + 1 :])
 
 
 # Primitives that reduce.
@@ -390,57 +440,32 @@ def reduce_sum(eqn, operands, notes) -> Result:
 def reduce_extreme(eqn, operands, notes) -> Result:
     """A maximum or minimum, over stored entries and the rest."""
     (held,), axes = operands, eqn.params["axes"]
-    if held.is_full:
-        return [whole(eqn.primitive.bind(held.data, **eqn.params))]
-    if not is_static(held.rest):
-        return "the rest is not one number"
-    result = _reduced(held, axes, eqn.primitive.bind(held.data, **eqn.params))
+    if not held.has_one_rest:
+        return MANY_RESTS
+    data = eqn.primitive.bind(held.data, **eqn.params)
     if any(held.kept[i] is not None for i in axes):
         extreme = jnp.minimum if "min" in eqn.primitive.name else jnp.maximum
-        rest = jnp.asarray(held.rest, held.data.dtype)
-        result = result._replace(data=extreme(result.data, rest))
-    return [result._replace(rest=held.rest)]
+        data = extreme(data, jnp.asarray(held.rest, held.data.dtype))
+    return [_reduced(held, axes, data)]
 
 
 def _reduced(held, axes, data) -> Held:
     left = [i for i in range(len(held.shape)) if i not in axes]
-    return Held(
-        data,
-        tuple(held.shape[i] for i in left),
-        tuple(held.kept[i] for i in left),
-        origins=held.origins_at({axis: i for i, axis in enumerate(left)}),
-    )
+    rest = held.rest if is_static(held.rest) else None
+    held = held._replace(data=data, rest=rest, uniform=False)
+    places = {axis: i for i, axis in enumerate(left)}
+    return held.moved([held.shape[i] for i in left], places)
 
 
 def reduce_window(eqn, operands, notes) -> Result:
     """Pooling: the windows must lie in axes that are not cut."""
     (held,), params = operands, eqn.params
-    if held.is_full:
-        return [whole(eqn.primitive.bind(held.data, **params))]
     sizes = params["window_dimensions"]
     if any(k is not None and n != 1 for k, n in zip(held.kept, sizes, strict=True)):
         return "windows lie across a cut axis"
-    extreme = eqn.primitive.name in ("reduce_window_max", "reduce_window_min")
-    if not (held.has_zero_rest or (extreme and is_static(held.rest))):
+    if not held.has_one_rest:
+        return MANY_RESTS
+    if eqn.primitive.name == "reduce_window_sum" and not held.has_zero_rest:
         return "the rest is summed over windows of different sizes"
     data = eqn.primitive.bind(held.data, **params)
     return [Held(data, tuple(eqn.outvars[0].aval.shape), held.kept, held.rest)]
-
-
-ELEMENTWISE = (
-    "abs add add_any and atan2 cbrt ceil clamp convert_element_type copy copy_p cos"
-    " cosh div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le"
-    " log log1p logistic lt max min mul ne neg nextafter not or pow reduce_precision"
-    " rem round rsqrt select_n sign sin sinh sqrt square stop_gradient sub tan tanh xor"
-).split()
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(ELEMENTWISE, elementwise),
-    "conv_general_dilated": convolution,
-    "dot_general": dot_general,
-    "reduce_sum": reduce_sum,
-    "reduce_max": reduce_extreme,
-    "reduce_min": reduce_extreme,
-    "reduce_window_max": reduce_window,
-    "reduce_window_min": reduce_window,
-    "reduce_window_sum": reduce_window,
-}

@@ -1,11 +1,6 @@
-"""What a cut does to variables: entries are taken out, or filled with a constant.
+"""What a cut does to variables: entries are taken out, or filled with a constant."""
 
-Wiring and tracing both say what a plan leaves as a `PlannedCut`, so that everything
-which has the shape of variables is cut in one way.
-"""
-
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,70 +11,18 @@ from jax.core import Tracer
 from fuprune.errors import InputError
 
 Path = tuple[str, ...]
-Axes = tuple[tuple[int, tuple[int, ...]], ...]  # (axis, kept indices) pairs
-# Of each cut variable its path, its whole shape, and its axes.
-PathCuts = tuple[tuple[Path, tuple[int, ...], Axes], ...]
 
 
-class PlannedCut(NamedTuple):
-    """A plan worked out for a network."""
+class Cut(NamedTuple):
+    """What is left of one axis of a variable."""
 
-    network: Any  # with fewer channels
-    cuts: PathCuts  # positions in the variables at hand
-    shapes: Mapping[Path, tuple[int, ...]]  # of all variables at hand
-
-    def variables(self, variables: Any, fill: bool = False) -> Any:
-        """The variables cut, or with `fill` masked; refuses those of another model."""
-        for path, leaf in jax.tree_util.tree_leaves_with_path(variables):
-            path = names(path)
-            if path in self.shapes:
-                _check_shape(path, leaf, self.shapes[path])
-            elif path[0] in ("params", "batch_stats"):
-                raise InputError(
-                    f"tree holds {'/'.join(path)}, which is no layer of the model; pass"
-                    " the variables of this model."
-                )
-        return cut_tree(self.cuts, variables, fill)
-
-    def moments(self, opt_state: Any, fill: bool = False) -> Any:
-        """The state of an optax optimizer cut, or with `fill` masked.
-
-        A moment is a leaf of the state whose path ends as that of a parameter, and
-        whose shape does; counters and hyperparameters pass. A state that keeps
-        parameters in another shape is refused.
-        """
-        shapes = {p[1:]: shape for p, shape in self.shapes.items() if p[0] == "params"}
-        axes_of = {path[1:]: axes for path, _, axes in self.cuts if path[0] == "params"}
-        size = sum(map(math.prod, shapes.values()))
-
-        def cut_leaf(path, leaf):
-            path = names(path)
-            # An optimizer's state holds trees of moments below names of its own, so the
-            # longest end of a path that is a parameter's tells which moment it is.
-            ends = (path[start:] for start in range(len(path)))
-            inner = next((end for end in ends if end in shapes), None)
-            if inner is not None and np.size(leaf) > 1:
-                _check_shape(path, leaf, shapes[inner])
-                dead = 0 if fill else None
-                return cut_array(leaf, shapes[inner], axes_of.get(inner, ()), dead)
-            # As `optax.flatten` keeps them; passed on uncut, they would no longer fit.
-            if inner is None and np.ndim(leaf) and np.size(leaf) == size:
-                raise InputError(
-                    f"optimizer state holds all {size} parameters in one array of"
-                    f" shape {leaf.shape}, which cannot be cut; start it afresh after"
-                    " the cut."
-                )
-            return leaf
-
-        return jax.tree_util.tree_map_with_path(cut_leaf, opt_state)
+    path: Path
+    axis: int  # from the end: an optimizer may keep arrays with more axes in front
+    size: int  # of the whole axis
+    kept: tuple[int, ...]
 
 
-def _check_shape(path, leaf, shape):
-    if np.shape(leaf)[max(0, np.ndim(leaf) - len(shape)) :] != shape:
-        raise InputError(
-            f"{'/'.join(path)} has shape {np.shape(leaf)}, but its last axes must be"
-            f" {shape} for this model; start that state afresh after the cut."
-        )
+Cuts = tuple[Cut, ...]
 
 
 def names(path) -> Path:
@@ -95,42 +38,71 @@ def dead_value(path: Path) -> int:
     return 1 if path and "var" in path[-1] else 0
 
 
-def cut_tree(cuts: PathCuts, tree: Any, fill: bool = False) -> Any:
-    """Takes the kept entries of the leaves at the paths of `cuts`, or fills others."""
-    cut_at = {path: (shape, axes) for path, shape, axes in cuts}
+def cut_tree(cuts: Cuts, tree: Any, fill: bool = False) -> Any:
+    """Takes the kept entries of variables, or fills the others."""
+    cuts_at = by_path(cuts)
 
     def cut_leaf(path, leaf):
         path = names(path)
-        if path not in cut_at:
-            return leaf
-        return cut_array(leaf, *cut_at[path], dead_value(path) if fill else None)
+        return cut_array(
+            leaf, cuts_at.get(path, ()), dead_value(path) if fill else None
+        )
 
     return jax.tree_util.tree_map_with_path(cut_leaf, tree)
 
 
-def cut_array(
-    array: Any, shape: tuple[int, ...], axes: Axes, dead: float | None = None
-) -> Any:
-    """An array cut along some axes.
+def by_path(cuts: Cuts) -> dict[Path, list[Cut]]:
+    """The cuts of each variable."""
+    found: dict[Path, list[Cut]] = {}
+    for cut in cuts:
+        found.setdefault(cut.path, []).append(cut)
+    return found
 
-    Args:
-      array: of NumPy or JAX, traced or not; without axes to cut it comes back as it is.
-      shape: whose axes are meant; the array may have more of them in front.
-      axes: (axis, kept positions) of each axis to cut.
-      dead: what the other entries are filled with; None takes them out.
+
+def cut_moments(
+    cuts: Cuts, shapes: Mapping[Path, tuple[int, ...]], opt_state: Any, fill: bool
+) -> Any:
+    """Cuts the state of an optax optimizer, whose variables have these shapes.
+
+    A moment is a leaf whose path ends as that of a parameter; counters and
+    hyperparameters pass.
     """
-    if not axes:
+    cuts_at = by_path(cuts)
+
+    def cut_leaf(path, leaf):
+        # The longest end of a path that is a parameter's tells which moment it is.
+        path = names(path)
+        ends = (("params", *path[start:]) for start in range(len(path)))
+        found = next((end for end in ends if end in shapes), None)
+        if found is None or np.size(leaf) <= 1:
+            return leaf
+        shape = tuple(shapes[found])
+        if np.shape(leaf)[max(0, np.ndim(leaf) - len(shape)) :] != shape:
+            raise InputError(
+                f"{'/'.join(path)} has shape {np.shape(leaf)}, but its last axes must"
+                f" be {shape} for this model; start that state afresh after the cut."
+            )
+        return cut_array(leaf, cuts_at.get(found, ()), 0 if fill else None)
+
+    return jax.tree_util.tree_map_with_path(cut_leaf, opt_state)
+
+
+def cut_array(array: Any, cuts: Sequence[Cut], dead: float | None = None) -> Any:
+    """An array of NumPy or JAX, traced or not, with its cuts made.
+
+    Other entries are taken out, or filled with `dead`.
+    """
+    if not cuts:
         return array
     numpy = jnp if isinstance(array, Tracer) else np
     result = array if numpy is jnp else np.asarray(array)
-    for axis, positions in axes:
-        axis += array.ndim - len(shape)
+    for cut in cuts:
         if dead is None:
-            result = numpy.take(result, np.asarray(positions), axis=axis)
+            result = numpy.take(result, np.asarray(cut.kept), axis=cut.axis)
             continue
-        kept = np.isin(np.arange(array.shape[axis]), positions)
+        kept = np.isin(np.arange(array.shape[cut.axis]), cut.kept)
         # Broadcasts along the axes behind; those in front need nothing.
-        kept = kept.reshape([-1] + [1] * (array.ndim - axis - 1))
+        kept = kept.reshape([-1] + [1] * (-1 - cut.axis))
         result = numpy.where(kept, result, np.asarray(dead, array.dtype))
     if isinstance(array, Tracer) or not isinstance(array, jax.Array):
         return result

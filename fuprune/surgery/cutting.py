@@ -1,6 +1,5 @@
 """Surgery on any network by tracing: its layers, what they give, and their cuts."""
 
-import functools
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -8,15 +7,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 
 from fuprune.errors import InputError
 from fuprune.models.adapt import LinenNetwork, adapt, own_variables
-from fuprune.surgery.arrays import Path, PathCuts, PlannedCut
+from fuprune.surgery.arrays import Cuts, Path
 from fuprune.surgery.findings import Findings, Layer, Product, SurgeryError
-from fuprune.surgery.held import Held, in_full, onto, same
+from fuprune.surgery.held import Held, in_full, onto
 from fuprune.surgery.plan import PrunePlan, check_kept
 from fuprune.surgery.slim import SlimNetwork
-from fuprune.surgery.trace import Program, follow_cuts
+from fuprune.surgery.trace import Program, follow_cuts, trace
 
 # Sides of images to try, for a network that does not say what it takes.
 SIDES = (32, 28, 8, 16, 64, 224, 96, 48, 24, 12, 20, 40, 80, 128, 160, 192, 256, 299)
@@ -34,7 +34,7 @@ def trace_network(model: Any, variables: Any, example: Any = None) -> Traced:
     """Returns the evaluation of a network; the arguments are those of `mask`."""
     network, variables = unfilled(adapt(model)), own_variables(model, variables)
     if variables is None:
-        variables = shapes_of(network)
+        variables = _shapes_of(network)
     images = _example(network, variables, example)
     if not isinstance(network, SlimNetwork):
         network = SlimNetwork(network, (), (), tuple(images.shape[1:]))
@@ -43,7 +43,7 @@ def trace_network(model: Any, variables: Any, example: Any = None) -> Traced:
         return network.base.apply(variables, images, train=False)
 
     try:
-        program = network.trace(evaluate, variables, (images,))
+        program = trace(evaluate, variables, (images,), network.cuts)
     except InputError:
         raise
     except Exception as error:  # whatever a network says
@@ -62,15 +62,13 @@ def unfilled(network: Any) -> Any:
     return network.base if filled else network
 
 
-def shapes_of(network: Any) -> Any:
+def _shapes_of(network: Any) -> Any:
     """Shapes of the variables of a network that says what images it takes."""
-    shape = getattr(network, "input_shape", None)
-    if shape is None:
+    if getattr(network, "input_shape", None) is None:
         raise SurgeryError(
             "variables are missing: this network is cut by tracing them."
         )
-    # Two images, because networks may squeeze a batch of one.
-    images = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
+    images = _example(network, None, None)
     return jax.eval_shape(network.init, jax.random.key(0), images)
 
 
@@ -80,7 +78,7 @@ def _example(network, variables, example) -> jax.ShapeDtypeStruct:
         shape = tuple(example.shape)
         return jax.ShapeDtypeStruct(shape, jnp.result_type(example.dtype))
     said = getattr(network, "input_shape", None)
-    if said is not None:
+    if said is not None:  # two images, because networks may squeeze a batch of one
         return jax.ShapeDtypeStruct((2, *said), jnp.float32)
     kernels = [x for x in jax.tree.leaves(variables) if len(x.shape) == 4]
     depths = sorted({int(x.shape[2]) for x in kernels} & set(range(1, 17)))
@@ -221,7 +219,7 @@ def _without_outputs(
 def _same_kept(first, second) -> bool:
     """Whether two lists of held arrays keep the same indices."""
     return all(
-        same(a, b)
+        np.array_equal(a, b)
         for one, other in zip(first, second, strict=True)
         for a, b in zip(one.kept, other.kept, strict=True)
     )
@@ -273,27 +271,21 @@ def _capture_by_flax(network, variables, images, layers) -> dict[str, Any] | Non
     base = getattr(network.base, "network", network.base)
     if not isinstance(base, nn.Module | LinenNetwork):
         return None
-    modules = {layer.path[1:-1] for layer in layers.values()}
     _, captured = network.apply(
         variables,
         images,
         train=False,
         capture_intermediates=lambda module, method: (
-            isinstance(module, nn.Conv | nn.Dense)
-            and module.path in modules
-            and method == "__call__"
+            isinstance(module, nn.Conv | nn.Dense) and method == "__call__"
         ),
         mutable=["intermediates"],
     )
-    found = {}
-    for name, layer in layers.items():
-        outputs = captured.get("intermediates", {})
-        for part in (*layer.path[1:-1], "__call__"):
-            outputs = outputs.get(part, {})
-        if not outputs:
-            return None
-        found[name] = outputs[-1]  # of several calls the last counts
-    return found
+    calls = traverse_util.flatten_dict(captured.get("intermediates", {}))
+    paths = {n: (*layer.path[1:-1], "__call__") for n, layer in layers.items()}
+    if not set(paths.values()) <= calls.keys():
+        return None
+    # Of several calls the last counts.
+    return {name: calls[path][-1] for name, path in paths.items()}
 
 
 def _outputs(found: Product, kept: np.ndarray | None = None) -> jax.Array:
@@ -331,66 +323,49 @@ def observe(model: Any, variables: Any, images: Any) -> Observed:
     return Observed(logits, head, head_logits, features, outputs)
 
 
+class PlannedCut(NamedTuple):
+    """A plan worked out for a network."""
+
+    network: SlimNetwork  # with fewer channels
+    cuts: Cuts  # positions in the variables at hand, which may be cut already
+    before: Program
+
+
 def plan_cuts(
     model: Any, variables: Any, plan: PrunePlan, example: Any = None
 ) -> PlannedCut:
     """Returns the slim network, and what is left of these variables."""
     network, before, _ = trace_network(model, variables, example)
     after = carry_out(before, plan)
-    _, findings = after.examine()
+    channels = tuple(
+        (name, tuple(after.cuts[layer.pair].tolist()))
+        for name, layer in layers_of(after, after.examine()[1]).items()
+        if layer.pair in after.cuts
+    )
     slim = network.clone(
-        channels=tuple(
-            (name, tuple(after.cuts[layer.pair].tolist()))
-            for name, layer in layers_of(after, findings).items()
-            if layer.pair in after.cuts
-        ),
-        cuts=_path_cuts(after),
+        channels=channels,
+        cuts=after.cuts_by_value(),
         input_shape=before.arguments[0].shape[1:],
     )
-    # The variables at hand are cut already: of these cuts, positions in what they
-    # store, and only where something more goes.
     relative = {
         pair: np.searchsorted(before.kept(pair), ids)
         for pair, ids in after.cuts.items()
         if len(ids) < len(before.kept(pair))
     }
-    shapes = {path: stored.shape for path, stored in before.stored().items()}
-    return PlannedCut(slim, _path_cuts(before._replace(cuts=relative)), shapes)
+    return PlannedCut(slim, before._replace(cuts=relative).cuts_by_value(), before)
 
 
-# An audit loads many models with the same cuts, and tracing one takes a second.
-@functools.lru_cache(maxsize=16)
-def cut_to(
-    base: Any,
-    channels: tuple[tuple[str, tuple[int, ...]], ...],
-    input_shape: tuple[int, ...],
-    filled: bool = False,
-) -> Any:
-    """Returns a network cut to these channels, as `SlimNetwork` has them."""
-    said = getattr(base, "input_shape", input_shape)
-    if tuple(said) != input_shape:
-        raise InputError(
-            f"model spec cuts a network for {input_shape} images, but its base is for"
-            f" {tuple(said)}."
-        )
-    images = jax.ShapeDtypeStruct((2, *input_shape), jnp.float32)
-    shapes = jax.eval_shape(base.init, jax.random.key(0), images)
-    plan = PrunePlan({layer: np.asarray(ids) for layer, ids in channels})
-    return (
-        filled_like(base, shapes, plan, images)
-        if filled
-        else (plan_cuts(base, shapes, plan, images).network)
-    )
+def pin(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> Any:
+    """Returns the network in which what `mask` kills stays dead in training.
 
-
-def filled_like(model: Any, variables: Any, plan: PrunePlan, example: Any) -> Any:
-    """Returns the network in which what a plan does not keep is filled with zeros."""
-    cut = plan_cuts(model, variables, plan, example)
+    Arguments are those of `mask`.
+    """
+    slim, cuts, _ = plan_cuts(model, variables, plan, example)
     channels = tuple(
         (layer, tuple(np.asarray(keep).tolist())) for layer, keep in plan.keep.items()
     )
-    network, shape = unfilled(adapt(model)), cut.network.input_shape
-    return SlimNetwork(network, channels, cut.cuts, shape, filled=True)
+    network = unfilled(adapt(model))
+    return SlimNetwork(network, channels, cuts, slim.input_shape, filled=True)
 
 
 def scales_of(
@@ -408,7 +383,7 @@ def scales_of(
             scales = [
                 path
                 for (path, axis), kept in after.cuts.items()
-                if path[-1] == "scale" and same(kept, cuts[layer.pair])
+                if path[-1] == "scale" and np.array_equal(kept, cuts[layer.pair])
             ]
             if scales:
                 found[name] = scales[0]
@@ -438,34 +413,21 @@ def carry_out(program: Program, plan: PrunePlan) -> Program:
         ids = program.kept(layer.pair)[np.asarray(keep)]
         if len(ids) < program.shapes[layer.path].shape[layer.axis]:
             planned[layer.pair] = ids
-    after, results = follow_cuts(program._replace(cuts=planned))
-    if not _same_kept(results, whole):
+
+    def follow(cuts):
+        after, results = follow_cuts(program._replace(cuts=cuts))
+        return after, _same_kept(results, whole)
+
+    after, harmless = follow(planned)
+    if not harmless:
         guilty = [
-            name
+            repr(name)
             for name, layer in layers.items()
             if layer.pair in planned
-            and not _same_kept(
-                follow_cuts(program._replace(cuts={layer.pair: planned[layer.pair]}))[
-                    1
-                ],
-                whole,
-            )
+            and not follow({layer.pair: planned[layer.pair]})[1]
         ]
         raise SurgeryError(
-            f"plan cuts {', '.join(map(repr, guilty)) or 'layers'}, whose channels are"
-            " columns of the network's output; leave them out of the plan."
+            f"plan cuts {', '.join(guilty) or 'layers'}, whose channels are columns of"
+            " the network's output; leave them out of the plan."
         )
     return after
-
-
-def _path_cuts(program: Program) -> PathCuts:
-    """Cuts by value, in the order of the variables."""
-    found = []
-    for path, shape in program.shapes.items():
-        kept = [program.cuts.get((path, axis)) for axis in range(len(shape.shape))]
-        axes = tuple(
-            (i, tuple(k.tolist())) for i, k in enumerate(kept) if k is not None
-        )
-        if axes:
-            found.append((path, shape.shape, axes))
-    return tuple(found)

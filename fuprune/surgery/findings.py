@@ -1,4 +1,4 @@
-"""What is found out about a network while its jaxpr runs on held arrays."""
+"""What running a network on held arrays tells about its parameters."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import numpy as np
 
 from fuprune.errors import InputError
 from fuprune.surgery.arrays import Path
-from fuprune.surgery.held import Held, Pair, same, union
+from fuprune.surgery.held import Held, Pair, union
 
 
 class SurgeryError(InputError):
@@ -36,13 +36,6 @@ class Whole(NamedTuple):
     reason: str
     source: str  # file and line of the network's code
     entries: int  # that were filled in for it
-    share: float  # of all entries of its operands
-    work: list[int]  # FLOPs of it, and of what is computed from its result, while whole
-
-    @property
-    def cost(self) -> int:
-        """FLOPs spent on entries that were filled in."""
-        return round(self.share * sum(self.work))
 
 
 class Product(NamedTuple):
@@ -74,9 +67,7 @@ class Findings:
     def read(self, pair, kept):
         """An axis of a parameter is used, at these indices or (None) at all."""
         self.handled.add(pair)
-        if pair in self.reads:
-            kept = union(self.reads[pair], kept)
-        self.reads[pair] = kept
+        self.reads[pair] = union(self.reads.get(pair, kept), kept)
 
     def follow(self, pair, kept):
         """An axis of a parameter dies with the channels it is applied to."""
@@ -88,7 +79,7 @@ class Findings:
         return {
             pair
             for pair, found in self.followed.items()
-            if not all(same(kept, self.reads[pair]) for kept in found)
+            if not all(np.array_equal(kept, self.reads[pair]) for kept in found)
         }
 
     def is_channelwise(self, path):
@@ -98,11 +89,11 @@ class Findings:
 
     def product(self, path, found: Product):
         """A kernel was applied; of several times the last counts."""
-        seen = self.products.get(path, found)
-        if seen.axis != found.axis:
-            self.disagree.add(path)
-        if path in self.products:
+        seen = self.products.get(path)
+        if seen is not None:
             found = found._replace(work=found.work + seen.work)
+            if seen.axis != found.axis:
+                self.disagree.add(path)
         self.products[path] = found
 
     def biased(self, path, outputs):

@@ -44,7 +44,6 @@ class Held(NamedTuple):
     origins: Mapping[Pair, Origin] = {}  # the parameters this array is made of
     uniform: bool = False  # whether every entry equals `rest`
     layer: Path | None = None  # kernel whose product this is, bias aside
-    filled: int | None = None  # number of the primitive whose whole result this is of
     sees_images: bool = False  # whether it depends on the images
 
     @property
@@ -52,23 +51,54 @@ class Held(NamedTuple):
         """Whether every index of every axis is stored."""
         return all(kept is None for kept in self.kept)
 
-    def indices(self, axis: int) -> np.ndarray:
-        """The stored indices of an axis, all of them if it is not cut."""
-        kept = self.kept[axis]
-        return np.arange(self.shape[axis]) if kept is None else kept
-
-    def origins_at(self, places: Mapping[int, int]) -> dict[Pair, Origin]:
-        """The origins once its axes have gone to these places; others are lost."""
-        return {
-            pair: Origin(places[origin.axis], origin.pure)
-            for pair, origin in self.origins.items()
-            if origin.axis in places
-        }
+    @property
+    def sizes(self) -> list[int]:
+        """The shape of what is stored."""
+        pairs = zip(self.shape, self.kept, strict=True)
+        return [n if kept is None else len(kept) for n, kept in pairs]
 
     @property
     def has_zero_rest(self) -> bool:
         """Whether the rest is known to be zero before anything runs."""
         return is_static(self.rest) and not np.any(self.rest)
+
+    @property
+    def has_one_rest(self) -> bool:
+        """Whether it is cut, and its rest one number."""
+        return not self.is_full and is_static(self.rest)
+
+    def indices(self, axis: int) -> np.ndarray:
+        """The stored indices of an axis, all of them if it is not cut."""
+        kept = self.kept[axis]
+        return np.arange(self.shape[axis]) if kept is None else kept
+
+    def moved(self, shape: Sequence[int], places: Mapping[int, int]) -> "Held":
+        """The array with these axes at other places, of a whole shape; data as before.
+
+        Axes that are not named are gone, and a rest does not vary along them.
+        """
+        kept: list[np.ndarray | None] = [None] * len(shape)
+        sizes, rest = [1] * len(shape), self.rest
+        for axis, place in places.items():
+            kept[place] = self.kept[axis]
+        if np.ndim(rest):
+            for axis, place in places.items():
+                sizes[place] = rest.shape[axis]
+            order = sorted(range(rest.ndim), key=lambda axis: places.get(axis, -1))
+            rest = jnp.transpose(rest, order).reshape(sizes)
+        origins = {
+            pair: Origin(places[origin.axis], origin.pure)
+            for pair, origin in self.origins.items()
+            if origin.axis in places
+        }
+        return hold(self.data, shape, kept, rest)._replace(
+            origins=origins, uniform=self.uniform
+        )
+
+
+def hold(data: Any, shape: Sequence[int], kept: Sequence[Any], rest: Any) -> Held:
+    """Returns an array held by indices that may be all of an axis."""
+    return Held(data, tuple(shape), normal(kept, shape), rest)
 
 
 def whole(data: Any, rest: Any = None) -> Held:
@@ -88,13 +118,6 @@ def normal(kept: Sequence[Any], shape: Sequence[int]) -> Kept:
         None if indices is None or len(indices) == size else np.asarray(indices)
         for indices, size in zip(kept, shape, strict=True)
     )
-
-
-def same(a: np.ndarray | None, b: np.ndarray | None) -> bool:
-    """Whether two axes keep the same indices."""
-    if a is None or b is None:
-        return a is None and b is None
-    return np.array_equal(a, b)
 
 
 def union(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
@@ -117,7 +140,7 @@ def onto(held: Held, kept: Sequence[np.ndarray | None]) -> Any:
     """Returns the data of `held` laid out on other kept indices, the rest filled in."""
     data, missing = held.data, None
     for axis, wanted in enumerate(kept):
-        if same(held.kept[axis], wanted):
+        if np.array_equal(held.kept[axis], wanted):
             continue
         size = held.shape[axis]
         stored = held.indices(axis)
@@ -151,7 +174,7 @@ pick_p = Primitive("pick")
 
 
 def pick(array: Any, index: np.ndarray, axis: int) -> Any:
-    """Returns entries `index` of an axis, which are distinct, and 0 for negative ones.
+    """Returns entries `index` of an axis, which increase, and 0 for negative ones.
 
     It is both the gather that narrows and the padding that widens. The transpose of
     one is the other, so that no gradient is a scatter.
@@ -161,12 +184,12 @@ def pick(array: Any, index: np.ndarray, axis: int) -> Any:
     return pick_p.bind(jnp.asarray(array), index=tuple(map(int, index)), axis=axis)
 
 
-def _pick(array, *, index, axis):
+def _pick(array, *, index, axis, multiplies=False):
     index = np.asarray(index, int)
     real = np.flatnonzero(index >= 0)
-    shape = list(array.shape)
-    shape[axis] = len(index)
+    zero = jnp.zeros((), array.dtype)
     if not len(real):
+        shape = (*array.shape[:axis], len(index), *array.shape[axis + 1 :])
         return jnp.zeros(shape, array.dtype)
     # One run of neighbours is a slice between zeros, which needs no gather.
     first, last = index[real[0]], index[real[-1]]
@@ -174,36 +197,26 @@ def _pick(array, *, index, axis):
         part = jax.lax.slice_in_dim(array, int(first), int(last) + 1, axis=axis)
         sides = [(0, 0, 0)] * array.ndim
         sides[axis] = (int(real[0]), len(index) - 1 - int(real[-1]), 0)
-        return jax.lax.pad(part, jnp.zeros((), array.dtype), sides)
+        return jax.lax.pad(part, zero, sides)
+    is_map = array.ndim >= 3 and axis == array.ndim - 1
+    few = min(len(index), array.shape[axis]) <= FEW_CHANNELS
+    if multiplies and is_map and few and jnp.issubdtype(array.dtype, jnp.floating):
+        # XLA gathers single channels far more slowly on CPUs than it multiplies.
+        matrix = jnp.asarray(np.arange(array.shape[axis])[:, None] == index)
+        matrix = matrix.astype(array.dtype)
+        return jnp.matmul(array, matrix, precision=jax.lax.Precision.HIGHEST)
     taken = jnp.take(array, np.maximum(index, 0), axis=axis, mode="clip")
-    if len(real) == len(index):
-        return taken
     inside = (index >= 0).reshape([-1] + [1] * (array.ndim - axis - 1))
-    return jnp.where(inside, taken, jnp.zeros((), array.dtype))
+    return taken if len(real) == len(index) else jnp.where(inside, taken, zero)
 
 
 def _pick_on_cpu(array, *, index, axis):
-    """`_pick`, but a few channels of a map are moved by a product.
-
-    XLA gathers single channels far more slowly on CPUs than it multiplies.
-    """
-    numbers = np.asarray(index, int)
-    few = min(len(index), array.shape[axis]) <= FEW_CHANNELS
-    floating = jnp.issubdtype(array.dtype, jnp.floating)
-    real = np.flatnonzero(numbers >= 0)
-    apart = np.any(np.diff(real) != 1) or np.any(np.diff(numbers[real]) != 1)
-    is_map = array.ndim >= 3 and axis == array.ndim - 1
-    if not (is_map and few and floating and apart):
-        return _pick(array, index=index, axis=axis)
-    matrix = np.arange(array.shape[axis])[:, None] == numbers
-    matrix = jnp.asarray(matrix, array.dtype)
-    return jnp.matmul(array, matrix, precision=jax.lax.Precision.HIGHEST)
+    return _pick(array, index=index, axis=axis, multiplies=True)
 
 
 def _pick_shape(array, *, index, axis):
-    shape = list(array.shape)
-    shape[axis] = len(index)
-    return array.update(shape=tuple(shape), weak_type=False)
+    shape = (*array.shape[:axis], len(index), *array.shape[axis + 1 :])
+    return array.update(shape=shape, weak_type=False)
 
 
 def _pick_transpose(cotangent, array, *, index, axis):
@@ -225,7 +238,7 @@ pick_p.def_impl(_pick)
 pick_p.def_abstract_eval(_pick_shape)
 ad.deflinear2(pick_p, _pick_transpose)
 batching.primitive_batchers[pick_p] = _pick_batch
-mlir.register_lowering(pick_p, mlir.lower_fun(_pick, multiple_results=False))
-mlir.register_lowering(
-    pick_p, mlir.lower_fun(_pick_on_cpu, multiple_results=False), platform="cpu"
-)
+for _function, _platform in ((_pick, None), (_pick_on_cpu, "cpu")):
+    mlir.register_lowering(
+        pick_p, mlir.lower_fun(_function, multiple_results=False), platform=_platform
+    )

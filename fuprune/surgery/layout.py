@@ -10,16 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.surgery.arithmetic import Result, Rule
-from fuprune.surgery.held import (
-    Held,
-    is_static,
-    normal,
-    onto,
-    pick,
-    union,
-    whole,
-)
+from fuprune.surgery.arithmetic import MANY_RESTS, Result
+from fuprune.surgery.held import Held, hold, is_static, onto, pick, union
 
 
 def broadcast_in_dim(eqn, operands, notes) -> Result:
@@ -28,41 +20,24 @@ def broadcast_in_dim(eqn, operands, notes) -> Result:
     places = eqn.params["broadcast_dimensions"]
     # An axis of size one that is widened is never cut: it has one index for all, and no
     # longer one per channel of a parameter.
-    moved = {i: j for i, j in enumerate(places) if held.shape[i] == shape[j]}
-    kept: list[np.ndarray | None] = [None] * len(shape)
-    for axis, place in moved.items():
-        kept[place] = held.kept[axis]
-    sizes = [n if k is None else len(k) for n, k in zip(shape, kept, strict=True)]
-    rest = held.rest
-    if np.ndim(rest):
-        new = [i for i in range(len(shape)) if i not in places]
-        rest = jnp.expand_dims(rest, new)  # places always increase
-    origins = held.origins_at(moved)
-    data = jax.lax.broadcast_in_dim(held.data, sizes, places)
-    return [Held(data, shape, tuple(kept), rest, origins, held.uniform)]
+    same = {i: j for i, j in enumerate(places) if held.shape[i] == shape[j]}
+    result = held.moved(shape, same)
+    data = jax.lax.broadcast_in_dim(held.data, result.sizes, places)
+    return [result._replace(data=data)]
 
 
 def transpose(eqn, operands, notes) -> Result:
     """Axes change places."""
     (held,), order = operands, eqn.params["permutation"]
-    # An array of rests has as many axes as the whole array, some of size one.
-    rest = jnp.transpose(held.rest, order) if np.ndim(held.rest) else held.rest
-    return [
-        Held(
-            jnp.transpose(held.data, order),
-            tuple(held.shape[i] for i in order),
-            tuple(held.kept[i] for i in order),
-            rest,
-            held.origins_at({axis: i for i, axis in enumerate(order)}),
-            held.uniform,
-        )
-    ]
+    places = {axis: i for i, axis in enumerate(order)}
+    result = held.moved([held.shape[i] for i in order], places)
+    return [result._replace(data=jnp.transpose(held.data, order))]
 
 
 def reshape(eqn, operands, notes) -> Result:
     """Runs of axes become other runs: they may join, or split where products allow."""
     (held,), shape = operands, tuple(eqn.outvars[0].aval.shape)
-    if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
+    if eqn.params.get("dimensions", None) is not None and "new_sizes" in eqn.params:
         return "it changes the order of axes as well"
     kept: list[np.ndarray | None] = [None] * len(shape)
     moved: dict[int, int] = {}  # axes that are the same before and after
@@ -77,7 +52,7 @@ def reshape(eqn, operands, notes) -> Result:
         # indices of each axis, because that is all that a held array can say.
         elif any(held.kept[i] is not None for i in before):
             split = _split_indices(
-                [held.kept[i] for i in before],
+                [held.indices(i) for i in before],
                 [held.shape[i] for i in before],
                 [shape[j] for j in after],
             )
@@ -85,21 +60,14 @@ def reshape(eqn, operands, notes) -> Result:
                 return "a cut axis is split into groups of different sizes"
             for j, indices in zip(after, split, strict=True):
                 kept[j] = indices
-    rest = held.rest
-    if np.ndim(rest):
-        rest_shape = [1] * len(shape)
-        for i, n in enumerate(np.shape(rest)):
-            # A rest is never stored in part, so it cannot follow such a cut.
-            if n > 1 and i not in moved:
-                return "the rest varies along an axis that is joined or split"
-            if i in moved:
-                rest_shape[moved[i]] = n
-        rest = jnp.reshape(rest, rest_shape)
-    sizes = [n if k is None else len(k) for n, k in zip(shape, kept, strict=True)]
-    data, origins = jnp.reshape(held.data, sizes), held.origins_at(moved)
+    # A rest is never stored in part, so it cannot follow a cut that joins or splits.
+    if any(n > 1 and i not in moved for i, n in enumerate(np.shape(held.rest))):
+        return "the rest varies along an axis that is joined or split"
+    result = held.moved(shape, moved)._replace(kept=hold(None, shape, kept, None).kept)
     # With axes of size one more or less, a layer's product is still that.
     layer = held.layer if len(moved) == sum(n != 1 for n in held.shape) else None
-    return [Held(data, shape, normal(kept, shape), rest, origins, held.uniform, layer)]
+    data = jnp.reshape(held.data, result.sizes)
+    return [result._replace(data=data, layer=layer)]
 
 
 def _runs(before, after):
@@ -121,11 +89,8 @@ def _runs(before, after):
 
 def _split_indices(kept, before, after):
     """Kept indices of the axes `before` as those of `after`, if that is a product."""
-    indices = [
-        np.arange(n) if k is None else k for k, n in zip(kept, before, strict=True)
-    ]
     # Every stored entry by its place in the flat array, which a reshape preserves.
-    grid = np.meshgrid(*indices, indexing="ij")
+    grid = np.meshgrid(*kept, indexing="ij")
     flat = np.ravel_multi_index(grid, before).ravel()
     if not after:
         return []
@@ -136,7 +101,7 @@ def _split_indices(kept, before, after):
 
 def concatenate(eqn, operands, notes) -> Result:
     """Arrays one after another; what each keeps is shifted to its place."""
-    axis, shape = eqn.params["dimension"], tuple(eqn.outvars[0].aval.shape)
+    axis, shape = eqn.params["dimension"], eqn.outvars[0].aval.shape
     # A full part has no rest to agree on. None stands for one that is an array.
     rests = {h.rest if is_static(h.rest) else None for h in operands if not h.is_full}
     if len(rests) > 1 or None in rests:
@@ -156,88 +121,76 @@ def concatenate(eqn, operands, notes) -> Result:
     kept[axis] = np.concatenate(indices)
     data = jnp.concatenate(parts, axis)
     rest = rests.pop() if rests else None
-    return [Held(data, shape, normal(kept, shape), rest)]
+    return [hold(data, shape, kept, rest)]
 
 
 def split(eqn, operands, notes) -> Result:
     """The inverse of a concatenation."""
     (held,), axis = operands, eqn.params["axis"]
-    if held.is_full:
-        parts = eqn.primitive.bind(held.data, **eqn.params)
-        return [whole(part) for part in parts]
-    if not is_static(held.rest):
-        return "the rest is not one number"
+    if not held.has_one_rest:
+        return MANY_RESTS
     results, start = [], 0
     for size, atom in zip(eqn.params["sizes"], eqn.outvars, strict=True):
-        stored = held.indices(axis)
-        inside = np.flatnonzero((stored >= start) & (stored < start + size))
-        if not len(inside):
+        ranges = [(0, n, 1) for n in held.shape]
+        ranges[axis] = (start, start + size, 1)
+        part = _sliced(held, ranges, atom.aval.shape)
+        if part is None:
             return "it leaves nothing of a cut axis"
-        kept = list(held.kept)
-        if held.kept[axis] is not None:
-            kept[axis] = stored[inside] - start
-        data = pick(held.data, inside, axis)
-        shape = tuple(atom.aval.shape)
-        results.append(Held(data, shape, normal(kept, shape), held.rest))
+        results.append(part)
         start += size
     return results
+
+
+def slice_(eqn, operands, notes) -> Result:
+    """A static slice keeps the kept indices that lie in it."""
+    (held,), params, shape = operands, eqn.params, eqn.outvars[0].aval.shape
+    if not held.has_one_rest:
+        return MANY_RESTS
+    strides = params["strides"] or [1] * len(shape)
+    ranges = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
+    part = _sliced(held, ranges, shape)
+    return "it leaves nothing of a cut axis" if part is None else [part]
+
+
+def _sliced(held, ranges, shape) -> Held | None:
+    """The part in (start, limit, stride) of each axis, if anything is stored of it."""
+    data, kept = held.data, list(held.kept)
+    for axis, (start, limit, stride) in enumerate(ranges):
+        indices = held.kept[axis]
+        if indices is None:
+            data = jax.lax.slice_in_dim(data, start, limit, stride, axis)
+            continue
+        inside = (indices >= start) & (indices < limit)
+        inside = np.flatnonzero(inside & ((indices - start) % stride == 0))
+        if not len(inside):
+            return None
+        data = pick(data, inside, axis)
+        kept[axis] = (indices[inside] - start) // stride
+    return hold(data, shape, kept, held.rest)
 
 
 def pad(eqn, operands, notes) -> Result:
     """Padding an axis with the rest itself costs nothing: indices are shifted."""
     held, value = operands
-    sides, shape = eqn.params["padding_config"], tuple(eqn.outvars[0].aval.shape)
-    padded = [i for i, side in enumerate(sides) if any(side)]
-    plain = all(min(side) >= 0 and not side[2] for side in sides)
-    if held.is_full and not (value.uniform and plain and len(padded) == 1):
-        data = eqn.primitive.bind(held.data, value.data, **eqn.params)
-        return [whole(data)]
-    if held.is_full:
-        # Nothing is computed: what is padded becomes the rest, the data stay.
-        axis = padded[0]
-        kept = [None] * len(shape)
-        kept[axis] = np.arange(held.shape[axis]) + sides[axis][0]
-        return [Held(held.data, shape, normal(kept, shape), value.rest)]
-    if not (plain and value.uniform and is_static(held.rest)):
+    sides, shape = eqn.params["padding_config"], eqn.outvars[0].aval.shape
+    if any(min(side) < 0 or side[2] for side in sides) or not value.uniform:
         return "it pads by a value that is not static, or cuts"
-    if value.rest != held.rest:
-        return f"it pads by {value.rest}, and the rest is {held.rest}"
+    padded = [i for i, side in enumerate(sides) if any(side)]
+    if held.is_full and len(padded) == 1:
+        # Nothing is computed: what is padded becomes the rest, the data stay.
+        kept: list[np.ndarray | None] = [None] * len(shape)
+        kept[padded[0]] = np.arange(held.shape[padded[0]]) + sides[padded[0]][0]
+        return [hold(held.data, shape, kept, value.rest)]
+    if not held.has_one_rest or value.rest != held.rest:
+        return f"it pads by {value.rest}, which is not the rest"
     kept, left = list(held.kept), list(sides)
     # A cut axis is padded by its indices alone; only the others grow in the data.
     for axis, (low, _, _) in enumerate(sides):
         if held.kept[axis] is not None:
             kept[axis] = held.kept[axis] + low
             left[axis] = (0, 0, 0)
-    fill = jnp.asarray(held.rest, held.data.dtype)
-    data = jax.lax.pad(held.data, fill, left)
-    return [Held(data, shape, normal(kept, shape), held.rest)]
-
-
-def slice_(eqn, operands, notes) -> Result:
-    """A static slice keeps the kept indices that lie in it."""
-    (held,), params = operands, eqn.params
-    shape = tuple(eqn.outvars[0].aval.shape)
-    starts, limits = list(params["start_indices"]), list(params["limit_indices"])
-    strides = list(params["strides"] or [1] * len(shape))
-    if not (held.is_full or is_static(held.rest)):
-        return "the rest is not one number"
-    data, kept = held.data, list(held.kept)
-    for axis, indices in enumerate(held.kept):
-        if indices is None:
-            continue
-        shifted = indices - starts[axis]
-        inside = (shifted >= 0) & (indices < limits[axis])
-        inside = np.flatnonzero(inside & (shifted % strides[axis] == 0))
-        if not len(inside):
-            return "it leaves nothing of a cut axis"
-        data = pick(data, inside, axis)
-        kept[axis] = shifted[inside] // strides[axis]
-        # Picked already: the slice below takes all that is left along this axis.
-        starts[axis], limits[axis], strides[axis] = 0, len(inside), 1
-    data = jax.lax.slice(data, starts, limits, strides)
-    rest = held.rest if not held.is_full or held.uniform else None
-    kept = normal(kept, shape)
-    return [Held(data, shape, kept, rest, uniform=held.uniform)]
+    data = jax.lax.pad(held.data, jnp.asarray(held.rest, held.data.dtype), left)
+    return [hold(data, shape, kept, held.rest)]
 
 
 def gather(eqn, operands, notes) -> Result:
@@ -247,14 +200,12 @@ def gather(eqn, operands, notes) -> Result:
     rest must be zero if such an index is filled.
     """
     (held, indices), params = operands, dict(eqn.params)
-    if held.is_full and indices.is_full:
-        return [whole(eqn.primitive.bind(held.data, indices.data, **params))]
-    if not indices.is_full or not is_static(held.rest):
+    if not indices.is_full or not held.has_one_rest:
         return "its indices are cut, or the rest is not one number"
     if params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP and held.rest != 0:
         return "an index outside the array would not give the rest"
     numbers, sizes = params["dimension_numbers"], list(params["slice_sizes"])
-    shape = tuple(eqn.outvars[0].aval.shape)
+    shape = eqn.outvars[0].aval.shape
     gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     left = [axis for axis in range(len(held.shape)) if axis not in gone]
     kept: list[np.ndarray | None] = [None] * len(shape)
@@ -268,33 +219,4 @@ def gather(eqn, operands, notes) -> Result:
         kept[numbers.offset_dims[left.index(axis)]] = ids
     params["slice_sizes"] = tuple(sizes)
     data = eqn.primitive.bind(held.data, indices.data, **params)
-    return [Held(data, shape, normal(kept, shape), held.rest)]
-
-
-def rev(eqn, operands, notes) -> Result:
-    """Axes are reversed, and the kept indices with them."""
-    (held,), axes = operands, eqn.params["dimensions"]
-    if not (held.is_full or is_static(held.rest)):
-        return "the rest is not one number"
-    kept = [
-        # Turned round as well, because kept indices always increase.
-        held.shape[i] - 1 - k[::-1] if k is not None and i in axes else k
-        for i, k in enumerate(held.kept)
-    ]
-    data = jax.lax.rev(held.data, axes)
-    rest = None if held.is_full else held.rest
-    return [Held(data, held.shape, tuple(kept), rest)]
-
-
-RULES: dict[str, Rule] = {
-    "broadcast_in_dim": broadcast_in_dim,
-    "concatenate": concatenate,
-    "gather": gather,
-    "pad": pad,
-    "reshape": reshape,
-    "rev": rev,
-    "slice": slice_,
-    "split": split,
-    "squeeze": reshape,
-    "transpose": transpose,
-}
+    return [hold(data, shape, kept, held.rest)]

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,62 +46,6 @@ def load_plan(path: str | os.PathLike) -> PrunePlan:
             f"{path} holds no plan ({error}); it must be JSON that maps layers to lists"
             " of kept channels."
         ) from error
-
-
-class LayerReport(NamedTuple):
-    """What a plan does to one layer, or to all ("total")."""
-
-    layer: str
-    channels_before: int
-    channels_after: int
-    spared: int
-    parameters_before: int
-    parameters_after: int
-    flops_before: int
-    flops_after: int
-
-
-class LayerCost(NamedTuple):
-    """Size and work of one layer."""
-
-    parameters: int  # of its kernel
-    flops: int  # of one image forward, two per multiply-add; norms not counted
-    channels: int  # output channels, or units of a dense layer
-
-
-def report_rows(
-    plan: PrunePlan,
-    costs: Sequence[Mapping[str, LayerCost]],
-    cuttable: Collection[str],
-    parameters: Sequence[int],
-) -> list[LayerReport]:
-    """A row for each layer and one for the whole, from costs before and after.
-
-    Args:
-      plan: the plan that was carried out.
-      costs: of each layer, before and after.
-      cuttable: layers whose channels count in the total.
-      parameters: total before and after.
-    """
-    before, after = costs
-    rows = [
-        LayerReport(
-            layer,
-            cost.channels,
-            after[layer].channels,
-            plan.spared.get(layer, 0),
-            cost.parameters,
-            after[layer].parameters,
-            cost.flops,
-            after[layer].flops,
-        )
-        for layer, cost in before.items()
-    ]
-    channels = [sum(cost[layer].channels for layer in cuttable) for cost in costs]
-    flops = [sum(c.flops for c in cost.values()) for cost in costs]
-    spared = sum(plan.spared.values())
-    total = ["total", *channels, spared, *parameters, *flops]
-    return [*rows, LayerReport._make(total)]
 
 
 def make_plan(
@@ -166,13 +110,11 @@ def make_plan(
                 removed[layer].append(channel)
             else:
                 spared[layer] += 1
-    for layer, channels in removed.items():
-        while channels and np.count_nonzero(keep[layer]) % round_to:
-            keep[layer][channels.pop()] = True
+    for layer, cut in removed.items():
+        while cut and np.count_nonzero(keep[layer]) % round_to:
+            keep[layer][cut.pop()] = True
             spared[layer] += 1
-    return PrunePlan(
-        {layer: np.flatnonzero(kept) for layer, kept in keep.items()}, spared
-    )
+    return PrunePlan({k: np.flatnonzero(kept) for k, kept in keep.items()}, spared)
 
 
 def _equal_shares(values, rate: float) -> dict[str, int]:
@@ -195,46 +137,23 @@ def _check_choices(values, rate, scope, order, min_channels, round_to):
         raise InputError(f"rate is {rate}, but must be at least 0 and below 1.")
     check_choice("scope", scope, SCOPES)
     check_choice("order", order, ORDERS)
-    if round_to < 1:
-        raise InputError(f"round_to is {round_to}, but must be at least 1.")
-    if min_channels < 1:
-        raise InputError(
-            f"min_channels is {min_channels}, but must be at least 1, as no layer can"
-            " be empty."
-        )
+    for name, value in (("min_channels", min_channels), ("round_to", round_to)):
+        if value < 1:
+            raise InputError(f"{name} is {value}, but must be at least 1.")
     for layer, score in values.items():
-        if score.ndim != 1 or not score.size:
+        if score.ndim != 1 or not score.size or not np.all(np.isfinite(score)):
             raise InputError(
-                f"scores of layer {layer!r} have shape {score.shape}, but must be one"
-                " number per channel."
-            )
-        if not np.all(np.isfinite(score)):
-            raise InputError(
-                f"scores of layer {layer!r} hold {score[~np.isfinite(score)][0]}, but"
-                " must be finite; look for a diverged model."
+                f"scores of layer {layer!r} are {score.tolist()!s:.80}, but must be one"
+                " finite number per channel; look for a diverged model."
             )
 
 
 def check_kept(layer: str, keep: np.ndarray, size: int) -> None:
     """Refuses kept channels that a layer of `size` channels does not have."""
-    if keep.ndim != 1 or not keep.size:
+    numbers = keep.ndim == 1 and keep.size and np.issubdtype(keep.dtype, np.integer)
+    if not (numbers and keep[0] >= 0 and keep[-1] < size and np.all(np.diff(keep) > 0)):
         raise InputError(
-            f"plan keeps {keep.tolist()} of layer {layer!r}, but must keep a list of at"
-            " least one channel."
-        )
-    if not np.issubdtype(keep.dtype, np.integer):
-        raise InputError(
-            f"plan keeps channels of type {keep.dtype} in layer {layer!r}, but must"
-            " hold integers."
-        )
-    if keep.min() < 0 or keep.max() >= size:
-        outside = keep[(keep < 0) | (keep >= size)][0]
-        raise InputError(
-            f"plan keeps channel {outside} of layer {layer!r}, which has {size};"
-            " channels are positions in the layer as it is."
-        )
-    if np.any(np.diff(keep) <= 0):
-        raise InputError(
-            f"plan keeps {keep.tolist()} of layer {layer!r}, but channels must be"
-            " increasing; sort them and drop repeats."
+            f"plan keeps {keep.tolist()!s:.80} of layer {layer!r}, which has {size}"
+            " channels, but must keep a list of one or more of their positions, in"
+            " increasing order."
         )

@@ -12,37 +12,59 @@ where channels map layers to the ids that are kept. It is data and never code: a
 that it names is used only if the caller gives it.
 """
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+import pydantic
 
 from fuprune.errors import InputError
 from fuprune.models import zoo
 from fuprune.models.brought import BroughtNetwork, Factory, bring
 from fuprune.models.ensemble import Ensemble
 from fuprune.models.layers import ConvolutionalNetwork
-from fuprune.surgery.cutting import cut_to
+from fuprune.surgery.cutting import pin, plan_cuts
+from fuprune.surgery.plan import PrunePlan
 from fuprune.surgery.slim import SlimNetwork
 
 MAX_DEPTH = 8  # of specs inside each other
-MAX_MEMBERS = 1000  # of an ensemble
+
+
+class _Spec(pydantic.BaseModel):
+    """The types in a spec of any kind; what is built of them checks the values."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid")
+    name: str = ""
+    factory: str = ""
+    num_classes: int = 0
+    input_shape: list[int] = []
+    norm: str = "batch"
+    base: dict | None = None
+    channels: dict[str, list[int]] = {}
+    filled: dict[str, list[int]] | None = None
+    member: dict | None = None
+    size: int = pydantic.Field(1, ge=1, le=1000)
+    vote: str = "softmax"
 
 
 def spec(model: Any) -> dict[str, Any]:
     """Returns what rebuilds a model with `from_spec`, fit for JSON.
 
+    How a model of the zoo computes (`conv`, `dtype`) is a choice of each run and is
+    left out.
+
     Raises:
       InputError: nothing does, because nobody said what makes the network.
     """
-    if isinstance(model, ConvolutionalNetwork):
-        return {**zoo.spec(model), "channels": {}}
-    if isinstance(model, BroughtNetwork):
-        return {
-            "factory": model.factory,
-            "num_classes": model.num_classes,
-            "input_shape": list(model.input_shape),
-        }
+    if isinstance(model, ConvolutionalNetwork | BroughtNetwork):
+        shape = list(model.input_shape)
+        sizes = {"num_classes": model.num_classes, "input_shape": shape}
+        if isinstance(model, BroughtNetwork):
+            return {"factory": model.factory, **sizes}
+        name = f"{type(model).__name__.lower()}{model.depth}"
+        return {"name": name, **sizes, "norm": model.norm, "channels": {}}
     if isinstance(model, Ensemble):
         member = spec(model.member)
         return {"member": member, "size": model.size, "vote": model.vote}
@@ -78,72 +100,58 @@ def from_spec(
       conv: implementation of the convolution, for a model of the zoo.
       dtype: type the convolutions compute in, for a model of the zoo.
     """
-    return _from_spec(spec, factory, conv, dtype, 0)
+    return _build(spec, factory, {"conv": conv, "dtype": dtype}, 0)
 
 
-def _from_spec(spec, factory, conv, dtype, depth):
+def _build(spec, factory, options, depth):
     if depth > MAX_DEPTH:
         raise InputError(f"model spec is nested deeper than {MAX_DEPTH} levels.")
-
-    def inner(spec):
-        return _from_spec(spec, factory, conv, dtype, depth + 1)
-
-    keys = spec if isinstance(spec, dict) else ()
-    if "factory" in keys:
-        return _brought(spec, factory)
-    if "member" in keys:
-        return _ensemble(spec, inner)
-    if "base" in keys:
-        return _cut(spec, inner)
-    if "channels" not in keys:
-        return zoo.from_spec(spec, conv=conv, dtype=dtype)
-    whole = {key: value for key, value in spec.items() if key != "channels"}
-    model: Any = zoo.from_spec(whole, conv=conv, dtype=dtype)
-    channels = _channels(spec["channels"])
-    return cut_to(model, channels, model.input_shape) if channels else model
-
-
-def _check_keys(spec: dict, *keys: str) -> None:
-    if sorted(spec) != sorted(keys):
+    try:
+        found = _Spec.model_validate(spec)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
         raise InputError(
-            f"model spec has {sorted(spec)}, but must have {', '.join(keys[:-1])} and "
-            f"{keys[-1]}."
-        )
+            f"model spec has {first['input']!r:.80} at"
+            f" {'.'.join(map(str, first['loc'])) or 'its top'}: {first['msg']}."
+        ) from error
+    sizes: Any = dict(num_classes=found.num_classes, input_shape=found.input_shape)
+    if found.factory:
+        return _brought(found.factory, factory, sizes)
+    if found.member is not None:
+        member = _build(found.member, factory, options, depth + 1)
+        return Ensemble(member, found.size, found.vote)
+    if found.base is not None:
+        model = _build(found.base, factory, options, depth + 1)
+        shape = tuple(found.input_shape)
+    else:
+        model = zoo.create(found.name, norm=found.norm, **sizes, **options)
+        shape = model.input_shape
+    is_filled = found.filled is not None
+    kept = found.filled if is_filled else found.channels
+    if found.base is None and not kept:
+        return model
+    channels = tuple((layer, tuple(ids)) for layer, ids in kept.items())
+    return _cut_to(model, channels, shape, is_filled)
 
 
-def _cut(spec, inner: Callable) -> SlimNetwork:
-    kind = "filled" if "filled" in spec else "channels"
-    _check_keys(spec, "base", "input_shape", kind)
-    shape = zoo.integers(spec["input_shape"], "input_shape")
-    return cut_to(
-        inner(spec["base"]), _channels(spec[kind]), shape, filled=kind == "filled"
-    )
-
-
-def _channels(found) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    if not isinstance(found, dict):
+# An audit loads many models with the same cuts, and tracing one takes a second.
+@functools.lru_cache(maxsize=16)
+def _cut_to(base, channels, input_shape, filled) -> SlimNetwork:
+    said = tuple(getattr(base, "input_shape", input_shape))
+    if said != input_shape:
         raise InputError(
-            f"model spec has channels {found!r:.80}, but must map layers to ids."
+            f"model spec cuts a network for {input_shape} images, but its base is for"
+            f" {said}."
         )
-    return tuple((layer, zoo.integers(ids, layer)) for layer, ids in found.items())
+    images = jax.ShapeDtypeStruct((2, *input_shape), jnp.float32)
+    shapes = jax.eval_shape(base.init, jax.random.key(0), images)
+    plan = PrunePlan({layer: np.asarray(ids) for layer, ids in channels})
+    if filled:
+        return pin(base, shapes, plan, example=images)
+    return plan_cuts(base, shapes, plan, images).network
 
 
-def _ensemble(spec, inner: Callable) -> Ensemble:
-    _check_keys(spec, "member", "size", "vote")
-    size = zoo.integer(spec["size"], "size")
-    if not 1 <= size <= MAX_MEMBERS or not isinstance(spec["vote"], str):
-        raise InputError(
-            f"model spec has size {size} and vote {spec['vote']!r:.80}, but must have "
-            f"1 to {MAX_MEMBERS} members and a word."
-        )
-    return Ensemble(inner(spec["member"]), size, spec["vote"])
-
-
-def _brought(spec, factory) -> BroughtNetwork:
-    _check_keys(spec, "factory", "num_classes", "input_shape")
-    named = spec["factory"]
-    if not isinstance(named, str):
-        raise InputError(f"model spec has factory {named!r:.80}, but must name one.")
+def _brought(named: str, factory, sizes) -> BroughtNetwork:
     # A file's word is not enough to import code: the caller has to name it, too.
     if factory is None or isinstance(factory, str) and factory != named:
         given = "none was given" if factory is None else f"{factory!r} was given"
@@ -152,8 +160,4 @@ def _brought(spec, factory) -> BroughtNetwork:
             f"have imported, and {given}; if you trust that code, pass "
             "factory= its name, or set model.name to it in a run."
         )
-    return bring(
-        factory,
-        num_classes=zoo.integer(spec["num_classes"], "num_classes"),
-        input_shape=zoo.integers(spec["input_shape"], "input_shape"),  # type: ignore
-    )
+    return bring(factory, **sizes)

@@ -2,12 +2,25 @@
 
 import math
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from fuprune.surgery import cutting
 from fuprune.surgery.findings import Findings
-from fuprune.surgery.plan import LayerCost, LayerReport, PrunePlan, report_rows
+from fuprune.surgery.plan import PrunePlan
 from fuprune.surgery.trace import Program
+
+
+class LayerReport(NamedTuple):
+    """What a plan does to one layer, or to all ("total")."""
+
+    layer: str
+    channels_before: int
+    channels_after: int
+    spared: int
+    parameters_before: int
+    parameters_after: int
+    flops_before: int
+    flops_after: int
 
 
 def examine_plan(
@@ -15,34 +28,45 @@ def examine_plan(
 ) -> tuple[list[LayerReport], Findings, Program]:
     """`surgery.plan_report`, what is found out about the cut network, and that."""
     before = cutting.trace_network(model, variables, example).program
-    batch, costs, parameters = before.arguments[0].shape[0], [], []
-    inner: list[int] = []
-    for program in (before, cutting.carry_out(before, plan)):
+    after = cutting.carry_out(before, plan)
+    columns, sums = [], []
+    for program in (before, after):
         _, findings = program.examine()
-        layers = cutting.layers_of(program, findings)
+        batch = program.arguments[0].shape[0]
         sizes = {path: math.prod(x.shape) for path, x in program.stored().items()}
-        parameters.append(sum(sizes[path] for path in sizes if path[0] == "params"))
-        cost = {}
-        for name, layer in layers.items():
-            work = findings.products[layer.path].work // batch
-            cost[name] = LayerCost(sizes[layer.path], work, layer.channels)
-        costs.append(cost)
-        inner.append(findings.inner_work // batch)
-    cuttable = [n for n in layers if layers[n].kind == "convolution" or n in plan.keep]
-    *rows, total = report_rows(plan, costs, cuttable, parameters)
-    total = total._replace(
-        flops_before=total.flops_before + inner[0],
-        flops_after=total.flops_after + inner[1],
-    )
-    return [*rows, total], findings, program
+        layers = cutting.layers_of(program, findings)
+        work = {n: findings.products[x.path].work // batch for n, x in layers.items()}
+        columns.append(
+            {n: (x.channels, sizes[x.path], work[n]) for n, x in layers.items()}
+        )
+        sums.append(
+            (
+                sum(
+                    layer.channels
+                    for name, layer in layers.items()
+                    if layer.kind == "convolution" or name in plan.keep
+                ),
+                sum(size for path, size in sizes.items() if path[0] == "params"),
+                sum(work.values()) + findings.inner_work // batch,
+            )
+        )
+
+    def row(name, spared, old, new):
+        (channels, *rest), (channels_left, *rest_left) = old, new
+        pairs = zip(rest, rest_left, strict=True)
+        numbers = (number for pair in pairs for number in pair)
+        return LayerReport(name, channels, channels_left, spared, *numbers)
+
+    old, new = columns
+    rows = [row(name, plan.spared.get(name, 0), old[name], new[name]) for name in old]
+    total = row("total", sum(plan.spared.values()), *sums)
+    return [*rows, total], findings, after
 
 
 def explain(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> str:
     """Returns in words what a plan cuts of each layer, and what runs whole and why.
 
-    A primitive runs whole if it has no rule, or its rule does not cover the case. Its
-    cost are the FLOPs, its own and those of what is computed from its result until a
-    cut parameter meets it, that fall on entries which had to be filled in.
+    A primitive runs whole if it has no rule, or its rule does not cover the case.
     """
     rows, findings, program = examine_plan(model, variables, plan, example)
     batch = program.arguments[0].shape[0]
@@ -69,23 +93,12 @@ def explain(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None)
             f"about {findings.inner_work // batch:,} FLOPs per image are inside loops"
             " or branches, whose layers are not found and stay whole"
         )
-    if not findings.whole:
-        return "\n".join([*lines, "no primitive runs whole"])
-    entries: Counter = Counter()
-    cost: Counter = Counter()
+    filled: Counter = Counter()
     for item in findings.whole:
-        place = (item.primitive, item.reason, item.source)
-        entries[place] += item.entries // batch
-        cost[place] += item.cost // batch
-    for place, filled in entries.items():
-        primitive, reason, source = place
-        lines.append(
-            f"{primitive} runs whole at {source}: {reason}; {filled:,} entries per"
-            f" image are filled in, which costs about {cost[place]:,} FLOPs"
-        )
-    total = sum(cost.values())
-    lines.append(
-        f"in all about {total:,} FLOPs per image, {total / rows[-1].flops_after:.1%} of"
-        " the layers that are left, are spent on entries that were filled in"
-    )
-    return "\n".join(lines)
+        place = f"{item.primitive} runs whole at {item.source}: {item.reason}"
+        filled[place] += item.entries // batch
+    lines += [
+        f"{place}; {entries:,} entries per image are filled in"
+        for place, entries in filled.items()
+    ]
+    return "\n".join(lines if filled else [*lines, "no primitive runs whole"])

@@ -10,13 +10,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from fuprune.models.adapt import Variables
-from fuprune.surgery.arrays import PathCuts, cut_tree, names
+from fuprune.surgery.arrays import Cuts, cut_tree
 from fuprune.surgery.held import onto
-from fuprune.surgery.trace import Program, trace
+from fuprune.surgery.trace import trace
 
 KINDS = {"params": nnx.Param, "batch_stats": nnx.BatchStat}  # of an NNX module
 
@@ -38,7 +37,7 @@ class SlimNetwork(nn.Module):
 
     base: Any
     channels: tuple[tuple[str, tuple[int, ...]], ...]
-    cuts: PathCuts
+    cuts: Cuts
     input_shape: tuple[int, ...]
     filled: bool = False
 
@@ -69,7 +68,7 @@ class SlimNetwork(nn.Module):
         arguments = (images, mask, rngs)
         if self.filled:
             return call(cut_tree(self.cuts, variables, fill=True), *arguments)
-        program = self.trace(call, variables, arguments)
+        program = trace(call, variables, arguments, self.cuts)
         leaves, others = jax.tree.leaves(variables), jax.tree.leaves(arguments)
         results, _ = program.run(leaves, others)
         # With `mutable` the result is the pair (logits, collections): in front of a
@@ -101,24 +100,6 @@ class SlimNetwork(nn.Module):
             for name, value in new.get("batch_stats", {}).items():
                 self.put_variable("batch_stats", name, value)
         return logits
-
-    @nn.nowrap
-    def trace(self, call, variables, arguments) -> Program:
-        """Traces `call(variables, *arguments)` of the uncut network."""
-        shapes = {path: shape for path, shape, _ in self.cuts}
-        # The variables come cut, so their whole shapes are those on record.
-        uncut = jax.tree_util.tree_map_with_path(
-            lambda path, x: jax.ShapeDtypeStruct(
-                shapes.get(names(path), x.shape), x.dtype
-            ),
-            variables,
-        )
-        kept = {
-            (path, axis): np.asarray(ids)
-            for path, _, axes in self.cuts
-            for axis, ids in axes
-        }
-        return trace(call, uncut, arguments, kept)
 
 
 class SlimModule(nnx.Module):

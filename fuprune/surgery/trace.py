@@ -1,8 +1,8 @@
 """A network's own jaxpr, run on held arrays.
 
 `interpret` runs it, equation by equation. What a primitive makes of held operands is
-its rule, in `arithmetic.RULES` or `layout.RULES`, or in `CALLS` if it runs a jaxpr
-itself; one without a rule gets its operands in full.
+its rule, in `RULES`, or in `CALLS` if it runs a jaxpr itself; one without a rule gets
+its operands in full.
 
 `Program.examine` and `follow_cuts` run it on shapes alone, to see which layers there
 are and which rows and columns of every parameter are left once a plan has been carried
@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from fuprune.surgery import arithmetic, kernel_rules, layout
-from fuprune.surgery.arrays import Path, dead_value, names
+from fuprune.surgery import arithmetic, layout
+from fuprune.surgery.arrays import Cut, Cuts, Path, by_path, dead_value, names
 from fuprune.surgery.findings import Findings, SurgeryError, Whole
 from fuprune.surgery.held import (
     Held,
@@ -32,7 +32,6 @@ from fuprune.surgery.held import (
     is_static,
     normal,
     onto,
-    same,
     whole,
 )
 
@@ -41,15 +40,35 @@ _NOT_THE_NETWORK = tuple(
     str(pathlib.Path(package).parent)
     for package in (jax.__file__, flax.__file__, __file__)
 )
-Cuts = Mapping[Pair, np.ndarray]  # axis of a variable -> kept indices
+ELEMENTWISE = (
+    "abs add add_any and atan2 cbrt ceil clamp convert_element_type copy copy_p cos"
+    " cosh div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le"
+    " log log1p logistic lt max min mul ne neg nextafter not or pow reduce_precision"
+    " rem round rsqrt select_n sign sin sinh sqrt square stop_gradient sub tan tanh xor"
+).split()
 # What is done if operands are held; other primitives get them in full.
-RULES = arithmetic.RULES | layout.RULES | kernel_rules.RULES
-PRODUCTS = ("dot_general", "conv_general_dilated", "fuprune_conv_forward")
-# Primitives that compute nothing.
-MOVES = (
-    *("convert_element_type", "copy", "dynamic_slice", "stop_gradient"),
-    *layout.RULES,
-)
+RULES: dict[str, arithmetic.Rule] = {
+    **dict.fromkeys(ELEMENTWISE, arithmetic.elementwise),
+    "conv_general_dilated": arithmetic.convolution,
+    "fuprune_conv_forward": arithmetic.kernel_convolution,
+    "fuprune_batch_norm_forward": arithmetic.kernel_batch_norm,
+    "dot_general": arithmetic.dot_general,
+    "reduce_sum": arithmetic.reduce_sum,
+    "reduce_max": arithmetic.reduce_extreme,
+    "reduce_min": arithmetic.reduce_extreme,
+    "reduce_window_max": arithmetic.reduce_window,
+    "reduce_window_min": arithmetic.reduce_window,
+    "reduce_window_sum": arithmetic.reduce_window,
+    "broadcast_in_dim": layout.broadcast_in_dim,
+    "concatenate": layout.concatenate,
+    "gather": layout.gather,
+    "pad": layout.pad,
+    "reshape": layout.reshape,
+    "slice": layout.slice_,
+    "split": layout.split,
+    "squeeze": layout.reshape,
+    "transpose": layout.transpose,
+}
 
 
 def interpret(jaxpr, constants, operands, findings: Findings) -> list[Held]:
@@ -95,63 +114,31 @@ def _evaluate(eqn, operands, findings) -> list[Held]:
     else:
         results = "there is no rule for it"
     if isinstance(results, str):
-        results = _run_noted(eqn, operands, results, findings)
-    else:
-        results = _follow_filled(eqn, operands, results, findings)
-    # A parameter that neither lives on in a result nor was noted by a rule is used in a
-    # way that nobody understood: all of its indices must stay.
+        results = _run_whole(eqn, operands, results, findings)
+    _note_unhandled(operands, results, findings)
+    return results
+
+
+def _note_unhandled(operands, results, findings):
+    """All indices stay of parameters that are used in a way nobody understood.
+
+    Those neither live on in a result nor were noted by a rule.
+    """
     going_on = set().union(*(h.origins for h in results))
     for h in operands:
         for pair in h.origins:
             if pair not in going_on and pair not in findings.handled:
                 findings.read(pair, None)
-    return results
 
 
-def _run_noted(eqn, operands, reason, findings) -> list[Held]:
+def _run_whole(eqn, operands, reason, findings) -> list[Held]:
     """Runs an equation on whole operands, and notes what had to be filled in."""
-    held = [h for h in operands if not h.is_full]
-    sizes = [math.prod(h.shape) for h in held]
-    stored = [math.prod(np.shape(h.data)) for h in held]
-    results = _run_whole(eqn, operands)
-    missing = sum(sizes) - sum(stored)
-    if not missing:
-        return _follow_filled(eqn, operands, results, findings)
-    name, share = eqn.primitive.name, missing / sum(sizes)
-    findings.whole.append(
-        Whole(name, reason, _source(eqn), missing, share, [work(eqn)])
-    )
-    return [h._replace(filled=len(findings.whole) - 1) for h in results]
-
-
-def _follow_filled(eqn, operands, results, findings) -> list[Held]:
-    """Counts what is computed from a whole result, as long as nothing cuts it again."""
-    numbers = [h.filled for h in operands if h.filled is not None]
-    if not numbers:
-        return results
-    number = numbers[0]
-    if number < len(findings.whole):  # a silent copy of the findings has none
-        findings.whole[number].work.append(work(eqn))
-    if eqn.primitive.name in PRODUCTS:  # as wide as its kernel, whatever it reads
-        return results
-    return [h._replace(filled=number) if h.is_full else h for h in results]
-
-
-def work(eqn) -> int:
-    """FLOPs of an equation on whole arrays; none if it only moves entries about."""
-    name = eqn.primitive.name
-    if name in MOVES:
-        return 0
-    if name in PRODUCTS:
-        kernel, out = eqn.invars[1].aval.shape, math.prod(eqn.outvars[0].aval.shape)
-        if name == "conv_general_dilated":
-            numbers = eqn.params["dimension_numbers"]
-            return 2 * out * (math.prod(kernel) // kernel[numbers.rhs_spec[0]])
-        if name == "fuprune_conv_forward":
-            return 2 * out * math.prod(kernel[1:4])
-        (_, contracted), _ = eqn.params["dimension_numbers"]
-        return 2 * out * math.prod(kernel[axis] for axis in contracted)
-    return max(math.prod(var.aval.shape) for var in (*eqn.invars, *eqn.outvars))
+    missing = sum(math.prod(h.shape) - math.prod(h.sizes) for h in operands)
+    if missing:
+        found = Whole(eqn.primitive.name, reason, _source(eqn), missing)
+        findings.whole.append(found)
+    arrays = [h.data if h.is_full else in_full(h) for h in operands]
+    return [whole(result) for result in _bind(eqn, arrays)]
 
 
 def _inner_work(eqn) -> int:
@@ -161,16 +148,20 @@ def _inner_work(eqn) -> int:
         for inner in value if isinstance(value, tuple | list) else (value,):
             jaxpr = getattr(inner, "jaxpr", inner)
             if isinstance(jaxpr, core.Jaxpr):
-                found += sum(
-                    work(e) if e.primitive.name in PRODUCTS else _inner_work(e)
-                    for e in jaxpr.eqns
-                )
+                found += sum(_work(e) + _inner_work(e) for e in jaxpr.eqns)
     return found * eqn.params.get("length", 1) if found else 0
 
 
-def _run_whole(eqn, operands) -> list[Held]:
-    results = _bind(eqn, [h.data if h.is_full else in_full(h) for h in operands])
-    return [whole(result) for result in results]
+def _work(eqn) -> int:
+    """FLOPs of a product of whole arrays."""
+    if eqn.primitive.name not in ("dot_general", "conv_general_dilated"):
+        return 0
+    kernel, out = eqn.invars[1].aval.shape, math.prod(eqn.outvars[0].aval.shape)
+    if eqn.primitive.name == "conv_general_dilated":
+        numbers = eqn.params["dimension_numbers"]
+        return 2 * out * (math.prod(kernel) // kernel[numbers.rhs_spec[0]])
+    (_, contracted), _ = eqn.params["dimension_numbers"]
+    return 2 * out * math.prod(kernel[axis] for axis in contracted)
 
 
 def _bind(eqn, arrays) -> list[Any]:
@@ -210,7 +201,7 @@ def _custom_jvp(eqn, operands, findings) -> list[Held]:
     are zero elsewhere.
     """
     if all(h.is_full and not h.origins for h in operands):
-        return _run_whole(eqn, operands)
+        return [whole(x) for x in _bind(eqn, [h.data for h in operands])]
     jaxpr, constants = _inner(eqn)
     results = interpret(jaxpr, constants, operands, findings)
     # A rest that is an array may carry a gradient of its own, which the closure below
@@ -258,40 +249,29 @@ def _custom_vjp(eqn, operands, findings) -> list[Held]:
     If the function is elementwise, such as a rounding with a straight-through gradient,
     its formula says which of its results are cut, and they are cut again.
     """
-    if all(h.is_full and not h.origins for h in operands):
-        return _run_whole(eqn, operands)
+    computed = _run_whole(eqn, operands, "its backward pass is its own", findings)
     jaxpr, constants = _inner(eqn)
-    computed = _run_noted(eqn, operands, "its backward pass is its own", findings)
-    silent = Findings(findings.shapes)
-    held = interpret(jaxpr, constants, operands, silent)
-    # What the silent run found about other functions says nothing about the backward
-    # pass, which may read any index.
-    if not _is_elementwise(jaxpr) or not all(
-        h.is_full or is_static(h.rest) for h in held
-    ):
-        for pair in set().union(*(h.origins for h in operands)):
-            findings.read(pair, None)
-        return computed
-    for pair, kept in silent.reads.items():
-        findings.read(pair, kept)
-    return _holding(
-        held, [onto(c, h.kept) for c, h in zip(computed, held, strict=True)]
-    )
+    if _is_elementwise(jaxpr):
+        held = interpret(jaxpr, constants, operands, findings)
+        if all(h.is_full or is_static(h.rest) for h in held):
+            laid = [onto(c, h.kept) for c, h in zip(computed, held, strict=True)]
+            return _holding(held, laid)
+    findings.handled.clear()
+    _note_unhandled(operands, computed, findings)
+    return computed
 
 
 def _is_elementwise(jaxpr) -> bool:
     return all(
         _is_elementwise(_inner(eqn)[0])
         if eqn.primitive.name == "jit"
-        else eqn.primitive.name in (*arithmetic.ELEMENTWISE, "broadcast_in_dim")
+        else eqn.primitive.name in (*ELEMENTWISE, "broadcast_in_dim")
         for eqn in jaxpr.eqns
     )
 
 
 CALLS: dict[str, Callable] = {
-    **dict.fromkeys(
-        ("jit", "closed_call", "core_call", "checkpoint", "remat", "remat2"), _call
-    ),
+    **dict.fromkeys(("jit", "closed_call", "checkpoint", "remat2"), _call),
     "custom_jvp_call": _custom_jvp,
     "custom_vjp_call": _custom_vjp,
 }
@@ -307,7 +287,7 @@ class Program(NamedTuple):
     shapes: dict[Path, jax.ShapeDtypeStruct]  # of the variables, uncut
     out_paths: tuple[Path, ...]  # of the leaves of the result
     out_tree: Any
-    cuts: Cuts
+    cuts: Mapping[Pair, np.ndarray]  # axis of a variable -> kept indices
     # While it is found out what the cuts bring about, parameters are taken to die with
     # the channels they are applied to, unless they are used elsewhere as well.
     explores: bool = False
@@ -333,6 +313,15 @@ class Program(NamedTuple):
             )
             for path, whole in self.shapes.items()
         }
+
+    def cuts_by_value(self) -> Cuts:
+        """The cuts in the order of the variables, fit for hashing."""
+        return tuple(
+            Cut(path, axis - len(x.shape), x.shape[axis], tuple(kept.tolist()))
+            for path, x in self.shapes.items()
+            for axis in range(len(x.shape))
+            if (kept := self.cuts.get((path, axis))) is not None
+        )
 
     def run(
         self, leaves: Sequence[Any], arguments: Sequence[Any]
@@ -374,16 +363,25 @@ class Program(NamedTuple):
 
 
 def trace(function: Callable, variables: Any, arguments: Any, cuts: Cuts) -> Program:
-    """Traces `function(variables, *arguments)` uncut; arrays may be shapes."""
+    """Traces `function(variables, *arguments)` of an uncut network.
+
+    The variables are cut already. All arrays may be shapes.
+    """
     pairs, tree = jax.tree_util.tree_flatten_with_path(variables)
-    shapes = {names(path): jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in pairs}
+    cuts_at, shapes, kept = by_path(cuts), {}, {}
+    for key, leaf in pairs:
+        path, shape = names(key), list(leaf.shape)
+        for cut in cuts_at.get(path, ()):
+            shape[cut.axis] = cut.size
+            kept[path, cut.axis + len(shape)] = np.asarray(cut.kept)
+        shapes[path] = jax.ShapeDtypeStruct(shape, leaf.dtype)
     # Shapes suffice, and no array of the network ends up as a constant in the jaxpr.
     jaxpr, out = jax.make_jaxpr(function, return_shape=True)(
         jax.tree.unflatten(tree, shapes.values()), *arguments
     )
     out_pairs, out_tree = jax.tree_util.tree_flatten_with_path(out)
     out_paths = tuple(names(path) for path, _ in out_pairs)
-    return Program(jaxpr, shapes, out_paths, out_tree, cuts)
+    return Program(jaxpr, shapes, out_paths, out_tree, kept)
 
 
 def follow_cuts(program: Program) -> tuple[Program, list[Held]]:
@@ -414,7 +412,7 @@ def follow_cuts(program: Program) -> tuple[Program, list[Held]]:
                 after[pair] = np.intersect1d(kept, planned.get(pair, kept))
         in_vain |= cuts.keys() - after.keys()
         settled = after.keys() == cuts.keys() and not again
-        if settled and all(same(after[p], cuts[p]) for p in cuts):
+        if settled and all(np.array_equal(after[p], cuts[p]) for p in cuts):
             settled_program = program._replace(cuts=cuts)
             # Without assumptions: an array is dead where its parameters are.
             return settled_program, settled_program.examine()[0]

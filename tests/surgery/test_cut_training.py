@@ -202,15 +202,9 @@ def test_optimizer_state_of_any_shape_is_cut_like_the_parameters(name):
     chex.assert_trees_all_equal_shapes(masked, OPTIMIZERS[name].init(params))
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "message"),
-    [
-        (optax.flatten(optax.adam(1e-3)), "in one array"),
-        (optax.adafactor(1e-3, min_dim_size_to_factor=8), "start that state afresh"),
-    ],
-)
-def test_optimizer_state_that_cannot_be_cut_is_refused(optimizer, message):
+def test_optimizer_state_that_cannot_be_cut_is_refused():
     model = small_model()
+    optimizer = optax.adafactor(1e-3, min_dim_size_to_factor=8)
     state = optimizer.init(drawing.variables_of(model)["params"])
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="start that state afresh"):
         surgery.cut_optimizer_state(model, drawing.plan_for(model, 0), state)

@@ -140,10 +140,10 @@ def test_random_order_depends_on_the_seed_alone():
         ({"scope": "all"}, "scope is 'all', but must be one of global, layer"),
         ({"order": "top"}, "order is 'top'"),
         ({"min_channels": 0}, "min_channels is 0"),
-        ({"scores": {"a": np.array([0.1, np.nan])}}, "layer 'a' hold nan"),
-        ({"scores": {"a": np.array([np.inf])}}, "layer 'a' hold inf"),
-        ({"scores": {"a": np.zeros((2, 2))}}, r"shape \(2, 2\)"),
-        ({"scores": {"a": np.zeros(0)}}, r"shape \(0,\)"),
+        ({"scores": {"a": np.array([0.1, np.nan])}}, "layer 'a' are .*nan"),
+        ({"scores": {"a": np.array([np.inf])}}, "layer 'a' are .*inf"),
+        ({"scores": {"a": np.zeros((2, 2))}}, "one finite number per channel"),
+        ({"scores": {"a": np.zeros(0)}}, "one finite number per channel"),
     ],
 )
 def test_wrong_choices_are_refused_in_one_line(change, message):
@@ -158,13 +158,10 @@ def test_wrong_choices_are_refused_in_one_line(change, message):
     [
         ({"stem9": [0]}, "'stem9', which was not found; the network has stem,"),
         ({"head": [0]}, "cuts 'head', whose channels are columns of the network's"),
-        ({"stem": []}, "at least one channel"),
-        ({"stem": [[0, 1]]}, "at least one channel"),
-        ({"stem": [0, 16]}, "channel 16 of layer 'stem', which has 16"),
-        ({"stem": [-1, 2]}, "channel -1"),
-        ({"stem": [3, 2]}, "increasing"),
-        ({"stem": [2, 2]}, "increasing"),
-        ({"stem": [0.5, 2.0]}, "integers"),
+        *(
+            ({"stem": keep}, "of layer 'stem', which has 16 channels")
+            for keep in ([], [[0, 1]], [0, 16], [-1, 2], [3, 2], [2, 2], [0.5, 2.0])
+        ),
     ],
 )
 def test_wrong_plan_is_refused_before_anything_is_cut(keep, message):

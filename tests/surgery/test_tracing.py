@@ -191,7 +191,7 @@ def test_explain_names_what_runs_whole_and_why():
     assert "reshape runs whole" in text and "split into groups" in text
 
 
-def test_explain_counts_the_flops_of_a_primitive_without_a_rule():
+def test_explain_names_a_primitive_without_a_rule():
     class Summed(nn.Module):
         @nn.compact
         def __call__(self, x):
@@ -202,17 +202,10 @@ def test_explain_counts_the_flops_of_a_primitive_without_a_rule():
     variables = networks.variables_of(network, (6, 6, 3))
     plan = PrunePlan({"Conv_0": np.arange(4)})
     example = jnp.zeros((2, 6, 6, 3))
-    *_, line, total = surgery.explain(
-        network, variables, plan, example=example
-    ).splitlines()
-    filled = 6 * 6 * 4
-    # The sums, and the products of the layer that reads them; half of both were cut.
-    work = 6 * 6 * 8 + 2 * 6 * 6 * 5 * 3 * 3 * 8
+    *_, line = surgery.explain(network, variables, plan, example=example).splitlines()
     assert "cumsum runs whole at" in line and "there is no rule for it" in line
     assert "Summed.__call__" in line and "test_tracing.py" in line
-    assert f"{filled:,} entries per image" in line
-    assert f"about {work // 2:,} FLOPs" in line, line
-    assert f"in all about {work // 2:,} FLOPs" in total
+    assert f"{6 * 6 * 4:,} entries per image" in line
 
 
 @pytest.mark.parametrize("train", [False, True])

@@ -17,7 +17,7 @@ from fuprune.kernels import library
 from fuprune.models import zoo
 from fuprune.models.resnet import ResNet
 from fuprune.surgery import PrunePlan
-from fuprune.surgery.arrays import names
+from fuprune.surgery.arrays import by_path, names
 from tests.models import drawing
 from tests.models.drawing import make_model, small_model
 
@@ -128,11 +128,11 @@ def test_compacted_arrays_are_the_live_part_of_the_masked_ones(name, seed, share
     plan = drawing.plan_for(model, seed, share)
     masked = surgery.mask(model, numbered, plan)
     small, compacted = surgery.compact(model, numbered, plan)
-    kept = {path: axes for path, _, axes in getattr(small, "cuts", ())}
+    kept = by_path(getattr(small, "cuts", ()))
     for path, before in jax.tree_util.tree_leaves_with_path(numbered):
         path, after = names(path), before
-        for axis, ids in kept.get(path, ()):
-            after = np.take(after, ids, axis)
+        for cut in kept.get(path, ()):
+            after = np.take(after, cut.kept, cut.axis)
         np.testing.assert_array_equal(_at(compacted, path), after)
         if path[0] == "params":
             assert np.count_nonzero(_at(masked, path)) == after.size
@@ -159,9 +159,9 @@ def test_stream_channel_that_nothing_writes_is_not_read():
     def read(layer, keep):
         cut = surgery.compact(model, _numbered(model), PrunePlan(keep))[0]
         kernel = ("params", layer, "conv", "kernel")
-        axes = {path: dict(axes) for path, _, axes in cut.cuts}.get(kernel, {})
+        axes = {found.axis: found.kept for found in by_path(cut.cuts).get(kernel, ())}
         width = drawing.shapes_of(model)["params"][layer]["conv"]["kernel"].shape[2]
-        return axes.get(2, tuple(range(width)))
+        return axes.get(-2, tuple(range(width)))
 
     writers = ["stem", "stage1_block1_conv2", "stage1_block2_conv2"]
     keep = {layer: np.arange(1, 16) for layer in writers}
