@@ -15,7 +15,7 @@ from fuprune.report import figures, formats, subject
 from fuprune.report.formats import percent
 
 HOME = pathlib.Path(__file__).resolve().parents[1]
-RUN = "results/cifar10_resnet20_class9_contrast"
+RUN = "results/cifar10_resnet20_class9_prune"
 README, PICTURE = HOME / "README.md", HOME / "docs" / "main_figure.png"
 
 NAMES = {
@@ -49,10 +49,11 @@ def table(about: subject.Subject) -> list[str]:
     tested, raw = about.tested, about.raw or results.StageRow()
     cut = results.pruned_stages(about.record, about.rows(tested)[0].name)[-1]
     lines = [
-        "| CIFAR-10, ResNet20 | trucks | the others | images trained on |",
-        "|---|---:|---:|---:|",
-        _row("before", raw.u_accuracy, raw.r_accuracy, "-"),
-        _row("**the cut alone**", cut.u_accuracy, cut.r_accuracy, "0"),
+        "| CIFAR-10, ResNet20 | trucks | the others | images trained on |"
+        " measures that differ |",
+        "|---|---:|---:|---:|---:|",
+        _row("before", raw.u_accuracy, raw.r_accuracy, "-", "raw", about),
+        _row("**the cut alone**", cut.u_accuracy, cut.r_accuracy, "0", "", about),
     ]
     for name, method in (
         ("**the cut, fine-tuned**", tested),
@@ -61,12 +62,15 @@ def table(about: subject.Subject) -> list[str]:
     ):
         u, r = (about.mean(method, f"{letter}_accuracy") for letter in "ur")
         images = formats.number(about.mean(method, "images") or 0)
-        lines.append(_row(name, u, r, images))
+        lines.append(_row(name, u, r, images, method, about))
     return lines
 
 
-def _row(name: str, u: float | None, r: float | None, images: str) -> str:
-    return f"| {name} | {percent(u)} | {percent(r)} | {images} |"
+def _row(name, u, r, images: str, model: str, about: subject.Subject) -> str:
+    audit, differing = about.audit, "-"
+    if audit and audit.verdict(model):
+        differing = f"{len(audit.differences(model))} of {len(audit.headline())}"
+    return f"| {name} | {percent(u)} | {percent(r)} | {images} | {differing} |"
 
 
 if __name__ == "__main__":
