@@ -146,12 +146,6 @@ def test_library_functions_take_no_config():
                 assert "config" not in names, (path, node.name)
 
 
-def test_there_is_no_room_for_odds_and_ends():
-    odds = {"utils", "util", "helpers", "common", "misc"}
-    assert not odds & {path.stem for path in modules()}
-    assert not odds & {path.parent.name for path in modules()}
-
-
 def test_public_names_are_those_of_the_stub_and_load():
     import fuprune
 

@@ -6,8 +6,6 @@ import re
 import chex
 import jax
 import numpy as np
-import pytest
-import yaml
 
 from fuprune.unlearning.protocol import UnlearnResult
 from tests.loading import load_module
@@ -96,24 +94,6 @@ def test_data_set_of_the_example_is_read_and_named(repository, tmp_path, monkeyp
     tiny_sets.assert_same(found, expected)
     assert fuprune.class_names("kannada_mnist")[9] == "ombattu"
     assert constant_statistics("kannada_mnist", 1) == ((0.5,), (0.25,))
-
-
-def test_continuous_integration_is_the_script_of_the_repository(repository):
-    text = (repository / ".github" / "workflows" / "ci.yml").read_text()
-    job = yaml.safe_load(text)["jobs"]["test"]
-    commands = [step["run"] for step in job["steps"] if "run" in step]
-    assert commands == [".ci/run"]
-    project = (repository / "pyproject.toml").read_text()
-    named = re.findall(r"Programming Language :: Python :: (3\.\d+)", project)
-    assert job["strategy"]["matrix"]["python"] == named
-
-
-@pytest.mark.parametrize("name", ["bug.yml", "wish.yml", "config.yml"])
-def test_issue_templates_can_be_read(repository, name):
-    form = yaml.safe_load(
-        (repository / ".github" / "ISSUE_TEMPLATE" / name).read_text()
-    )
-    assert form.get("body") or "blank_issues_enabled" in form
 
 
 def test_targets_that_contributors_are_told_of_exist(repository):

@@ -124,35 +124,10 @@ def test_functions_named_in_the_paper_map_exist(repository):
         assert f"def {name}(" in (repository / "tests" / path).read_text(), name
 
 
-@pytest.mark.parametrize(
-    ("name", "credit"), [("relabel", "Boundary Shrink"), ("regrow", "EU-k")]
-)
-def test_methods_after_others_credit_them(repository, name, credit):
-    assert credit in importlib.import_module(f"fuprune.unlearning.{name}").__doc__
-    page = (repository / "docs" / "methods.md").read_text()
-    (paragraph,) = re.findall(rf"^\*\*`{name}`\*\*.*?\n\n", page, re.M | re.S)
-    assert credit in paragraph
-
-
 def test_the_table_of_methods_is_made_of_their_declarations(repository):
     fill = load_module(repository / "docs" / "fill_methods.py")
     page = fill.PAGE.read_text()
     assert fill.filled(page) == page, "run docs/fill_methods.py"
-
-
-def test_methods_that_train_on_forgotten_images_say_so():
-    from fuprune.unlearning.methods import METHODS
-
-    found = {name for name, method in METHODS.items() if method.trains_on_forgotten}
-    assert found == {"relabel", "prune_relabel"}
-
-
-@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "docs/guide.md"])
-def test_the_pages_a_newcomer_reads_are_there(repository, name):
-    """Not empty, and with no machine's private path in them."""
-    text = (repository / name).read_text()
-    assert len(text) > 300
-    assert "/work/" not in text and "/root/" not in text and "/tmp/" not in text
 
 
 def modules_with_examples(repository):
@@ -251,25 +226,3 @@ def test_the_guides_own_data_is_made_read_and_dealt(repository, tmp_path, monkey
             20 if natural else config.partition.clients
         )
         assert len(federation.train.labels) + len(federation.validation.labels) == 480
-
-
-@pytest.mark.slow
-def test_the_guides_own_data_is_learned_and_forgotten(
-    repository, tmp_path, monkeypatch
-):
-    from fuprune import main
-
-    monkeypatch.chdir(tmp_path)
-    programs, commands = own_data_section(repository)
-    for program in programs:
-        exec(program, {})
-    short = [
-        "--config.model.name=resnet8",
-        "--config.train.rounds=2",
-        "--config.fine_tune.rounds=1",
-        "--config.phases=pretrain,unlearn,report",
-        "--config.unlearn.methods=class_pruning",
-    ]
-    assert main.main(["fuprune", *commands[0][3:], *short]) == 0
-    report = (tmp_path / "runs" / "pets" / "report" / "report.html").read_text()
-    assert "hamster" in report

@@ -200,19 +200,6 @@ def test_bug_keeps_its_traceback(ran, monkeypatch, error):
         run()
 
 
-def test_traceback_can_be_asked_for(ran, monkeypatch):
-    stand_in_error(monkeypatch, FupruneError("a message"))
-    monkeypatch.setenv("FUPRUNE_TRACEBACK", "1")
-    with pytest.raises(FupruneError):
-        run()
-
-
-def test_interrupt_says_how_to_go_on(ran, monkeypatch, capsys):
-    stand_in_error(monkeypatch, KeyboardInterrupt())
-    assert run() == 130
-    assert "the same command continues" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("flags", [(), ("--config", "cifar10_resnet:56")])
 def test_help_shows_each_key_with_its_use_and_the_value_it_would_have(
     ran, capsys, flags

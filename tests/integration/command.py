@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 SMALL = (
-    "--config.model.name=resnet8",
+    "--config.model.name=tests.tiny:make_tiny",
     "--config.data.limit=10",
     "--config.data.test_limit=8",
     "--config.partition.clients=4",

@@ -66,13 +66,6 @@ def test_local_prints_one_command_a_process(repository):
     assert len(flag.stdout.splitlines()) == 1
 
 
-@pytest.mark.parametrize("number", ["", "0", "two", "-1"])
-def test_local_wants_a_number_of_processes(repository, number):
-    done = run(repository, "launch/local.sh", number)
-    assert done.returncode == 2
-    assert "must be the number of processes" in done.stderr
-
-
 def test_local_passes_on_a_failure_and_ends_those_that_hang(repository, fake):
     """Process 1 fails, process 0 does not notice: it is ended after the grace."""
     body = '[[ "$*" == *process_id=1* ]] && exit 7; exec sleep 300'
@@ -118,15 +111,6 @@ def test_local_passes_on_sigterm(repository, fake):
     assert sorted(output.splitlines()) == ["[1] saved", "saved"]
 
 
-def test_slurm_prints_its_command(repository):
-    flags = ("--config", "configs/quickstart.py", "--workdir", "runs/a b")
-    done = run(repository, "launch/slurm.sbatch", *flags, DRY_RUN="1", PYTHON="py")
-    assert done.stdout.strip() == (
-        "srun --kill-on-bad-exit=1 py -m fuprune.main --config configs/quickstart.py "
-        "--workdir runs/a\\ b"
-    )
-
-
 def test_slurm_takes_its_line_of_a_sweep(repository, tmp_path):
     commands = tmp_path / "commands.txt"
     commands.write_text("--workdir=a\n--workdir='b c' --config.seed=1\n")
@@ -139,18 +123,6 @@ def test_slurm_takes_its_line_of_a_sweep(repository, tmp_path):
     assert done.returncode == 2 and "needs a job array" in done.stderr
     done = run(repository, "launch/slurm.sbatch", "--from", tmp_path / "no")
     assert done.returncode == 2 and "cannot be read" in done.stderr
-
-
-def test_slurm_script_is_for_jobs(repository):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")}
-    done = subprocess.run(
-        ["bash", "launch/slurm.sbatch"],
-        cwd=repository,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2 and "submit it with sbatch" in done.stderr
 
 
 def start_job(repository, tmp_path, fake, srun, **environment):
@@ -214,16 +186,3 @@ def test_tpu_prints_its_commands(repository):
     assert "fuprune.main" in line and "--worker=all" in line
     assert "kill" in run(repository, *here, "stop", DRY_RUN="1").stdout
     assert "--worker=0" in run(repository, *here, "follow", DRY_RUN="1").stdout
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ((), "give the slice's name"),
-        (("a", "z", "dance"), "allowed: setup, run, follow, stop"),
-        (("a", "z", "run"), "give a --workdir"),
-    ],
-)
-def test_tpu_misused(repository, arguments, message):
-    done = run(repository, "launch/tpu.sh", *arguments, DRY_RUN="1")
-    assert done.returncode == 2 and message in done.stderr

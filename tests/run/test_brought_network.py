@@ -1,7 +1,6 @@
 """A network of the user's own, named on the command line, through whole runs."""
 
 import json
-import subprocess
 import sys
 
 import jax
@@ -11,9 +10,8 @@ import pytest
 
 import fuprune
 from fuprune import config as configuration
-from fuprune import main, results, surgery
+from fuprune import results, surgery
 from fuprune.errors import FupruneError, InputError
-from fuprune.models.adapt import adapt
 from fuprune.models.brought import bring
 from fuprune.models.fresh import init_variables
 from fuprune.run import experiment
@@ -151,15 +149,6 @@ def test_a_factory_that_cannot_be_used_is_one_line(package, name, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_mistake_on_the_command_line_costs_no_training(package, capsys):
-    values = overrides(package, **{"model.name": "own_nets:narrow"})
-    command = [f"--config.{key}={value}" for key, value in values.items()]
-    assert main.main(["fuprune", *command, f"--workdir={package / 'run'}"]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("fuprune: error: the network of own_nets:narrow(")
-    assert not (package / "run" / "metrics.jsonl").exists()
-
-
 def test_kernels_of_ours_are_not_promised_to_a_network_of_others(package):
     for key, value in (("runtime.conv", "onednn"), ("runtime.dtype", "bfloat16")):
         with pytest.raises(FupruneError, match=f"{key} is '{value}'"):
@@ -248,12 +237,6 @@ def test_a_crafted_spec_of_a_cut_network_is_one_error(package, craft):
     assert "\n" not in str(caught.value)
 
 
-def test_a_network_that_nobody_can_make_again_is_not_saved(package):
-    network = adapt(make("own_nets:make_other").network.module)
-    with pytest.raises(InputError, match="a Net, and nothing says .*fuprune.bring"):
-        rebuild.spec(network)
-
-
 def run_and_stop(config, workdir, phase):
     """Starts a run that stops after the first round of a phase."""
 
@@ -296,23 +279,3 @@ def test_a_run_with_a_network_of_the_user_resumes_and_reports(package):
     assert masked["params"]["inner"]["last"]["bias"][2] == -1e3
     finished = results.read_record(workdir)
     assert experiment.run(config, workdir).methods == finished.methods
-
-
-@pytest.mark.slow
-def test_the_command_line_takes_a_network_from_training_to_audit(package):
-    values = overrides(
-        package,
-        **{
-            "unlearn.methods": "class_pruning,retrain,fine_tune_only",
-            "phases": "pretrain,unlearn,audit,report",
-            "audit.tests": "accuracy,probe",
-        },
-    )
-    command = [sys.executable, "-m", "fuprune.main", f"--workdir={package / 'run'}"]
-    command += [f"--config.{key}={value}" for key, value in values.items()]
-    for _ in range(2):  # the second time there is nothing left to do
-        done = subprocess.run(command, cwd=package, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    report = json.loads((package / "run" / "audit.json").read_text())
-    assert "class_pruning" in report["candidates"]
-    assert (package / "run" / "report" / "report.html").is_file()

@@ -1,7 +1,5 @@
 """What a run says of its length before it has begun."""
 
-import pytest
-
 from fuprune import config as config_lib
 from fuprune import results
 from fuprune.federated.objective import classification
@@ -61,15 +59,6 @@ def test_what_is_finished_counts_no_more(tmp_path):
     (tmp_path / "results.json").write_text(results.dumps(done))
     assert planned(tmp_path, "class_pruning,retrain") == 7 + 100
     assert planned(tmp_path, "retrain", **{"unlearn.retrain_seeds": 1}) == 0
-
-
-@pytest.mark.parametrize(("training", "short"), [(0, 5), (3, 3), (40, 5)])
-def test_a_short_retraining_warms_up_in_a_tenth_of_its_rounds(training, short):
-    config = config_lib.default()
-    config.fine_tune.rounds, config.train.warmup_rounds = 50, training
-    schedule = build.make_budget(config, "short").schedule
-    assert (schedule.rounds, schedule.kind) == (50, "warmup_cosine")
-    assert schedule.warmup == short
 
 
 def test_seeds_share_an_algorithm(monkeypatch):

@@ -4,21 +4,16 @@ from typing import get_args
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 from fuprune import config as configuration
 from fuprune.audit.backdoor import TARGET
 from fuprune.config import ConfigError, Dealing
 from fuprune.data import normalisation, sources
-from fuprune.data.federated import sample_cohort
 from fuprune.errors import FupruneError
-from fuprune.federated.server import fed_avg
-from fuprune.models import zoo
 from fuprune.run import build, machine
 from fuprune.run.data import describe_sets, load_data
 from fuprune.unlearning.request import ForgetRequest
-from tests.tiny import TinyNet, tiny_variables
 
 RUNTIME = machine.Runtime(backend="map")
 NUMBER, CLASSES = 60, 3
@@ -110,12 +105,6 @@ def test_partitions_of_the_data_follow_the_images_that_are_left(own, tmp_path):
         load_data(from_file, RUNTIME)
 
 
-def test_a_column_that_is_not_there_is_named(own):
-    config = settings(own, partition__kind="natural")
-    with pytest.raises(FupruneError, match="no column 'client'.*are: writer"):
-        load_data(config, RUNTIME)
-
-
 def test_statistics_are_constants_federated_sums_or_central(own):
     def scaled(kind):
         config = settings(own, data__normalise=kind)
@@ -133,37 +122,6 @@ def test_statistics_are_constants_federated_sums_or_central(own):
     mean, std = normalisation.channel_statistics(federation.train.images)
     assert central == pytest.approx((40 / 255 - mean[0]) / std[0], abs=1e-4)
     assert abs(central - federated) > 1e-3
-
-
-@pytest.mark.slow
-def test_large_and_oblong_images_train(tmp_path):
-    """Twice as wide as high, and larger than CIFAR's."""
-    sources._REMEMBERED.clear()
-    rng = np.random.default_rng(0)
-    images = rng.integers(256, size=(12, 36, 72), dtype=np.uint8)
-    np.savez(tmp_path / "wide.npz", images=images, labels=np.arange(12) % 2)
-    config = settings(f"npz:{tmp_path}/wide.npz", partition__kind="iid")
-    federation = load_data(config, RUNTIME)
-    algorithm = fed_avg(
-        TinyNet(num_classes=2),
-        client_optimizer=optax.sgd(0.1),
-        batch_size=2,
-        backend="map",
-        preprocess=federation.prepare_training,
-    )
-    state = algorithm.init(tiny_variables(TinyNet(num_classes=2)))
-    cohort = sample_cohort(jax.random.key(0), federation.data, 2)
-    state, info = algorithm.round(state, cohort, jax.random.key(1))
-    assert np.isfinite(info.loss) and info.participants == 2
-
-
-@pytest.mark.parametrize("name", ["resnet20", "vgg11"])
-@pytest.mark.parametrize("shape", [(64, 64, 3), (128, 96, 1)])
-def test_networks_of_the_zoo_take_large_images(name, shape):
-    model = zoo.create(name, num_classes=7, input_shape=shape)
-    images = jax.ShapeDtypeStruct((2, *shape), np.float32)
-    variables = jax.eval_shape(model.init, jax.random.key(0), images)
-    assert jax.eval_shape(model.apply, variables, images).shape == (2, 7)
 
 
 IID = dict(partition__kind="iid", unlearn__classes="")

@@ -71,9 +71,3 @@ def test_the_teacher_is_the_trained_model_without_the_classes_to_forget():
         for s, t, u in zip(logits, answers, labels, strict=True)
     ]
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
-
-
-def test_no_weight_is_no_teacher():
-    model = TinyNet()
-    found = build.fine_tune_objective(small_config(0.0), model, {}, (1,))
-    assert found is None

@@ -68,10 +68,6 @@ def test_classes_are_read_by_number_or_name_and_refused_with_the_list():
         read_classes("dgo", names)
 
 
-def make_net(num_classes, input_shape):
-    return TinyNet(num_classes, width=4, deep=False)
-
-
 def test_the_command_writes_a_slim_model_and_a_page(tmp_path, capsys):
     images, labels = tiny_dataset(40)
     np.savez(tmp_path / "own.npz", images=images, labels=labels)
@@ -82,7 +78,7 @@ def test_the_command_writes_a_slim_model_and_a_page(tmp_path, capsys):
     out = tmp_path / "slim.safetensors"
     flags = ["--classes", "1", "--data", f"npz:{tmp_path}/own.npz", "--clients", "2"]
     flags += ["--out", str(out), "--rate", "0.3"]
-    factory = f"{__name__}:make_net"
+    factory = "tests.tiny:make_tiny"
     weights = ["--checkpoint", str(tmp_path / "weights.safetensors")]
     assert main(["fuprune", "forget", factory, *weights, *flags]) == 0
     assert f"Written: {out}" in capsys.readouterr().out

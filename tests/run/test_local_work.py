@@ -69,13 +69,6 @@ def test_adam_at_the_server_follows_the_schedule(made, server, follows):
     np.testing.assert_allclose(lengths, expected, rtol=1e-4)
 
 
-def test_training_has_all_of_them(made):
-    setup = setting(algorithm="fed_avg", local_epochs=3, local_steps=7)
-    schedule = build.training_schedule(setup.config.train)
-    build.make_algorithm(setup, None, schedule)
-    assert made[0]["local_epochs"] == 3 and made[0]["local_steps"] == 7
-
-
 @pytest.mark.parametrize(
     "options, expected",
     [

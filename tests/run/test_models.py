@@ -28,14 +28,6 @@ def run(tmp_path):
     return tmp_path, config
 
 
-def test_retrained_models_are_found_and_nothing_else(run):
-    place, config = run
-    names = [path.name for path in retrained_models(config)]
-    assert names == ["retrain", "retrain_seed2"]
-    config.audit.reference = ""
-    assert retrained_models(config) == []
-
-
 def test_several_runs_and_published_files_are_read_in_the_order_of_their_seeds(run):
     place, config = run
     published = place / "published"
@@ -73,14 +65,6 @@ def test_other_classes_and_other_data_are_refused(run):
     config.unlearn.classes = 9
     config.data.limit = 10
     with pytest.raises(ConfigError, match="whose data is"):
-        retrained_models(config)
-
-
-def test_a_run_without_retrained_models_is_refused(run):
-    place, config = run
-    for name in ("retrain", "retrain_seed2"):
-        (place / "models" / name).rmdir()
-    with pytest.raises(ConfigError, match="no retrained model; add retrain"):
         retrained_models(config)
 
 

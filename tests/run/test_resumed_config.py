@@ -7,7 +7,7 @@ import pytest
 from fuprune import config as configuration
 from fuprune import results
 from fuprune.config import ConfigError
-from fuprune.run import build, provenance
+from fuprune.run import provenance
 from fuprune.run.store import Store
 from tests.settings import quickstart
 
@@ -34,17 +34,6 @@ def test_what_only_the_audit_reads_may_change_until_there_is_one(begun):
         provenance.refuse_other_config(begun, config)
 
 
-def test_a_finished_audit_asks_for_no_models_again(begun):
-    """The runs that audit.reference named may be gone by then."""
-    config = quickstart()
-    config.phases = "pretrain,unlearn,report"
-    assert not build.is_audit_due(config, begun)
-    config.phases = "all"
-    assert build.is_audit_due(config, begun)
-    (begun.workdir / "audit.json").touch()
-    assert not build.is_audit_due(config, begun)
-
-
 @pytest.mark.parametrize("key", ["audit.backdoor", "train.rounds", "fine_tune.rounds"])
 def test_what_was_trained_with_may_not(begun, key):
     config = quickstart()
@@ -67,13 +56,6 @@ def test_another_value_names_the_trained_model_as_the_way_out(begun):
     raw.mkdir(parents=True)
     with pytest.raises(ConfigError, match=f"--config.model.load={raw} starts another"):
         provenance.refuse_other_config(begun, config)
-
-
-def test_the_first_start_is_what_is_recorded(begun):
-    config = quickstart()
-    config.phases = "audit"
-    first = results.read_provenance(begun.workdir)
-    assert without_starts(provenance.of_run(config, begun, COMMAND)) == first
 
 
 def test_phases_that_a_later_start_adds_are_recorded_with_its_command(begun):
