@@ -368,8 +368,8 @@ def describe(config: Config) -> dict[str, list[tuple[str, Any, str]]]:
     described: dict[str, list[tuple[str, Any, str]]] = {}
     for name, value in flatten(config).items():
         section, field = name.rpartition(".")[0], KEYS[name]
-        about = getattr(config, section).__doc__ if section else "The run."
-        title = f"{section or 'run'}: {about[0].lower()}{about[1:].rstrip('.')}"
+        about = (getattr(config, section).__doc__ if section else None) or ""
+        title = f"{section or 'run'}: {about[:1].lower()}{about[1:].rstrip('.')}"
         words = options_lib.choices(field)
         use = field.description + (f" [{', '.join(words)}]" if words else "")
         described.setdefault(title, []).append((name, value, use))
