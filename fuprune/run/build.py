@@ -35,8 +35,12 @@ from fuprune.unlearning.fed_eraser import Moves, Replay, calibration_epochs
 from fuprune.unlearning.head import head_name
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.protocol import TrainRounds
-from fuprune.unlearning.reading import choose_participants, missing_classes
-from fuprune.unlearning.request import remaining, warn_of
+from fuprune.unlearning.request import (
+    choose_participants,
+    missing_classes,
+    remaining,
+    warn_of,
+)
 from fuprune.unlearning.rounds import Server
 
 Model = tuple[Any, Any]  # a Flax module and its variables

@@ -53,9 +53,8 @@ def pooled_convolutions(
 ) -> dict[str, jax.Array]:
     """A_l = AvgPool(ReLU(O_l)) of every convolution (Eqs. 4-5): layer -> [B, C_l].
 
-    O_l is what the convolution gives, before any norm of the network; layers have the
-    names of `surgery.trace_layers`. With `dense` the hidden dense layers are among
-    them, averaged over tokens if there are any.
+    O_l is what the convolution gives, before any norm of the network. With `dense` the
+    hidden dense layers are among them, averaged over tokens if there are any.
     """
 
     def pooled(output):
@@ -78,10 +77,10 @@ def class_activations(
     clip: float | None = None,
     dense: bool = False,
 ) -> ClassActivations:
-    """local_proc on one batch (Algorithm 2 of the appendix).
+    """local_proc on one batch (Algorithm 2 of the appendix): sums and counts by class.
 
     Args:
-      model: any Flax model with `nn.Conv` layers.
+      model: any network with convolutions.
       variables: w.
       images: [B, H, W, C] float, as the model takes them.
       labels: [B] int.
@@ -90,17 +89,10 @@ def class_activations(
       clip: when given, each image's activations, all layers together, are scaled to an
         L2 norm of at most this: it bounds what one image can change, for privacy.
       dense: see `pooled_convolutions`.
-
-    Returns:
-      Sums and counts by class; nothing about single images.
     """
-    if mask is None:
-        mask = jnp.ones(labels.shape, jnp.float32)
-    mask = mask.astype(jnp.float32)
+    mask = jnp.ones(labels.shape) if mask is None else mask.astype(jnp.float32)
     pooled = pooled_convolutions(model, variables, images, dense=dense)
     if clip is not None:
-        # One norm over all layers: an image enters every layer's total, and the noise
-        # is calibrated to what it moves in all of them together.
         square = sum(jnp.sum(a * a, axis=1) for a in pooled.values())
         scale = clip_scale(jnp.sqrt(square), clip)
         pooled = {layer: a * scale[:, None] for layer, a in pooled.items()}
@@ -139,7 +131,6 @@ def activations_program(
         return class_activations(model, variables, *seen, **options)
 
     def finish(shared, client, carry):
-        del shared, client
         return (), carry
 
     task = Task("class_statistics", model, {**options, "batch_size": batch_size})
@@ -166,7 +157,7 @@ def collect(
     turned away by client; clients with no data are not counted.
 
     Args:
-      model: a Flax model with convolutions.
+      model: a network with convolutions.
       variables: w.
       cohort: `data.federated.Cohort` of participating clients.
       num_classes: how many classes there are, U.
@@ -178,53 +169,34 @@ def collect(
       clip: see `class_activations`.
       dense: see `pooled_convolutions`.
     """
-    run = make_run(
-        activations_program,
-        model,
-        backend,
-        mesh,
-        num_classes=num_classes,
-        batch_size=batch_size,
-        preprocess=preprocess,
-        clip=clip,
-        dense=dense,
+    how: dict[str, Any] = dict(backend=backend, mesh=mesh, bound=clip)
+    options: dict[str, Any] = dict(
+        num_classes=num_classes, batch_size=batch_size, clip=clip
     )
-    return receive(run(variables, cohort), cohort, backend, clip=clip)
+    options |= dict(preprocess=preprocess, dense=dense)
+    return ask(activations_program, model, variables, cohort, **how, **options)
 
 
-def make_run(make_program, model, backend: str | Transport, mesh, **arguments):
-    """`run(variables, cohort) -> (total, stacked)` of a program, compiled once.
+def ask(
+    make_program,
+    model,
+    variables,
+    cohort,
+    *,
+    backend: str | Transport = "auto",
+    mesh=None,
+    bound: float | None = None,
+    **arguments,
+) -> Collected:
+    """What a cohort answers in the form of class statistics, checked as they are.
 
-    `make_program` is called with the model and the arguments.
+    `make_program` is called with the model and the arguments, once for equal ones;
+    `bound` is the largest norm of a class row per example.
     """
     named = tuple(sorted(arguments.items()))
     run = _compiled(make_program, model, backend, mesh, named)
-
-    def answers(variables, cohort):
-        shared = Shared(cohort.images, cohort.labels, variables)
-        return run(shared, clients_of(cohort))
-
-    return answers
-
-
-@keep_compiled
-def _compiled(make_program, model, backend, mesh, arguments):
-    return for_each_client(
-        make_program(model, **dict(arguments)),
-        backend=backend,
-        mesh=mesh,
-        loops_are_fast=loops_are_fast(model),
-    )
-
-
-def receive(
-    answers, cohort, backend: str | Transport, *, clip: float | None
-) -> Collected:
-    """What the server takes of a cohort's `(total, stacked)` class statistics.
-
-    Arguments are those of `collect`.
-    """
-    total, stacked = answers
+    shared = Shared(cohort.images, cohort.labels, variables)
+    total, stacked = run(shared, clients_of(cohort))
     stacked, lengths, ids = jax.device_get((stacked, cohort.lengths, cohort.clients))
     if not isinstance(backend, str):
         # The server holds no rows of remote clients: their counts are checked against
@@ -234,17 +206,23 @@ def receive(
         return Collected([total], ids.tolist(), {}, tree_bytes(total))
     template = jax.tree.map(lambda x: x[0], stacked)
     uploads, clients, rejected = [], [], {}
-    for i, (client, length) in enumerate(zip(ids, lengths, strict=True)):
+    for i, (client, length) in enumerate(zip(ids.tolist(), lengths, strict=True)):
         upload = jax.tree.map(lambda x, i=i: x[i], stacked)
         if not length or not any(np.any(x) for x in jax.tree.leaves(upload)):
             continue  # it holds nothing of what was asked for, or did not answer
-        reason = check_statistics(upload, template, int(length), clip=clip)
+        reason = check_statistics(upload, template, int(length), clip=bound)
         if reason is None:
             uploads.append(upload)
-            clients.append(int(client))
+            clients.append(client)
         else:
-            rejected[int(client)] = reason
+            rejected[client] = reason
     return Collected(uploads, clients, rejected, tree_bytes(template))
+
+
+@keep_compiled
+def _compiled(make_program, model, backend, mesh, arguments):
+    program, fast = make_program(model, **dict(arguments)), loops_are_fast(model)
+    return for_each_client(program, backend=backend, mesh=mesh, loops_are_fast=fast)
 
 
 def merge_activations(
@@ -263,13 +241,8 @@ def merge_activations(
         fewer than half of them cannot choose it; of others the mean over images.
 
     Returns:
-      layer -> [U, C_l] float32, on the host: the statistics have arrived there. The row
-      of a class that no participant holds is NaN, because it has no mean; `server_proc`
-      leaves it out.
-
-    Raises:
-      UnlearnError: for `clients` and a single sum, which does not tell clients apart.
-      ValueError: for statistics that are not finite, or uploads of different shapes.
+      layer -> [U, C_l] float32, on the host. The row of a class that no participant
+      holds is NaN, because it has no mean; `server_proc` leaves it out.
     """
     check_choice("weighting", weighting, WEIGHTINGS)
     if isinstance(uploads, ClassActivations):
@@ -291,25 +264,21 @@ def merge_activations(
             )
     received: list[ClassActivations] = jax.device_get(list(uploads))
     numbers = np.stack([np.asarray(u.num_examples) for u in received])  # [n, U]
-    # What a client's totals are divided by, and what the sum over clients is.
     by_client = weighting == "clients"
-    share = (
-        np.where(numbers > 0, numbers, np.inf) if by_client else np.ones(numbers.shape)
-    )
     # Noised counts need not be whole: a class is held if its count is above zero.
     weight = np.sum(numbers > 0 if by_client else numbers, axis=0)  # [U]
-    held = weight > 0
-    several = np.sum(numbers > 0, axis=0) > 2
+    held, several = weight > 0, np.sum(numbers > 0, axis=0) > 2
     merged = {}
     for layer in uploads[0].total:
         totals = np.stack([np.asarray(u.total[layer]) for u in received])  # [n, U, C]
-        total = np.sum(totals / share[:, :, None], axis=0)
-        mean = (total / np.where(held, weight, 1.0)[:, None]).astype(np.float32)
+        means = totals / np.where(numbers > 0, numbers, np.inf)[:, :, None]
+        total = np.sum(means if by_client else totals, axis=0, dtype=np.float64)
+        mean = (total / np.where(held, weight, np.nan)[:, None]).astype(np.float32)
         if weighting == "median" and several.any():
-            number = np.where(numbers > 0, numbers, np.nan)[:, several, None]
-            mean[several] = np.nanmedian(totals[:, several] / number, axis=0)
-        merged[layer] = np.where(held[:, None], mean, np.float32(np.nan))
-        if not np.all(np.isfinite(merged[layer][held])):
+            means[numbers == 0] = np.nan
+            mean[several] = np.nanmedian(means[:, several], axis=0)
+        merged[layer] = mean
+        if not np.all(np.isfinite(mean[held])):
             raise InputError(
                 f"statistics of layer {layer!r} are not finite; look for a diverged "
                 "model, or check uploads before merging them."
@@ -320,30 +289,24 @@ def merge_activations(
 def check_statistics(upload, template, client_size: int, *, clip=None) -> str | None:
     """Says what is wrong with class statistics that came from outside, or None.
 
-    It judges what a client measured, before any privacy noise: totals are sums of
-    ReLU'd activations, so none is negative; a class without examples has no totals;
-    and no client counts more examples than it has. A masked upload (secure summation)
-    cannot be judged at all, which is the price of not seeing it.
-
-    Args:
-        upload: `ClassActivations`: total {layer: [U, C_l]}, num_examples [U].
-        template: the same form, arrays or `jax.ShapeDtypeStruct`.
-        client_size: how many examples the client holds.
-        clip: the L2 bound of one example's activations over all layers, if clients
-            clip; a class row of n examples then has a norm of at most n * clip.
-
-    Returns:
-        None, or one reason; names that the client chose are quoted and cut short, so
-        that a reason is safe to log.
+    It judges what a client of `client_size` examples measured, before any privacy
+    noise, by a `template` of the same form. If clients clip, a class row of n examples
+    has a norm of at most n * clip. A masked upload (secure summation) cannot be judged
+    at all, which is the price of not seeing it. The reason is safe to log: names that
+    the client chose are quoted and cut short.
     """
     for field in ("total", "num_examples"):
         if not hasattr(upload, field):
             return f"not class statistics: there is no {field}"
     parts = {"total": upload.total, "num_examples": upload.num_examples}
     expected = {"total": dict(template.total), "num_examples": template.num_examples}
-    reason = check_tree(parts, expected) or _check_finite(parts)
+    reason = check_tree(parts, expected)
     if reason is not None:
         return reason
+    for path, leaf in jax.tree_util.tree_leaves_with_path(parts):
+        bad = int(np.sum(~np.isfinite(np.asarray(leaf))))
+        if bad:
+            return f"{leaf_name(path)} has {bad} of {np.size(leaf)} NaN or Inf values"
     counts = np.asarray(upload.num_examples).astype(np.float64)
     if counts.min(initial=0) < 0:
         return f"num_examples has a negative count, {counts.min():.6g}"
@@ -363,12 +326,4 @@ def check_statistics(upload, template, client_size: int, *, clip=None) -> str | 
     # The client summed in float32, where rounding may pass the exact bound a little.
     if clip is not None and np.any(np.sqrt(squares) > 1.001 * clip * counts):
         return f"a class row's norm is above {clip:.6g} per example"
-    return None
-
-
-def _check_finite(tree) -> str | None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        bad = int(np.sum(~np.isfinite(np.asarray(leaf))))
-        if bad:
-            return f"{leaf_name(path)} has {bad} of {np.size(leaf)} NaN or Inf values"
     return None

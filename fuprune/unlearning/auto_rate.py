@@ -4,7 +4,7 @@
 counts: on how many of a few of its own training images the cut network is right, for
 images of the leaving classes and for the others. No image and no label leaves a client,
 and the counts travel in the form of class statistics, so that the same checks and the
-same secure sum serve them. Nothing is trained.
+same secure sum serve them.
 """
 
 import functools
@@ -17,13 +17,8 @@ import numpy as np
 
 from fuprune.data.preprocess import Preprocess, to_float
 from fuprune.federated.client import gather_batch
-from fuprune.federated.program import Client, ClientProgram, Shared, Task, Transport
-from fuprune.unlearning.activations import (
-    ClassActivations,
-    Collected,
-    make_run,
-    receive,
-)
+from fuprune.federated.program import Client, ClientProgram, Shared, Task
+from fuprune.unlearning.activations import ClassActivations
 from fuprune.unlearning.protocol import UnlearnError
 
 # Geometric from 0.005 to 0.6: neighbours differ by 4%, and seven halvings find one.
@@ -41,14 +36,8 @@ class Tried(NamedTuple):
 def smallest_rate(try_cut: Callable[[float], Tried], level: float) -> list[Tried]:
     """Halves `RATES` until the smallest is found that forgets; the last one is it.
 
-    Args:
-      try_cut: what participants say of the cut at a rate.
-      level: the network no longer knows the class if it is right on at most this share
-        of its images.
-
-    Returns:
-      The cuts tried, at most eight, the chosen one last. If none forgets, that is the
-      cut at the largest rate.
+    A cut forgets if it is right on at most the share `level`. At most eight are tried;
+    if none forgets, the last one is that at the largest rate.
     """
     tried: dict[int, Tried] = {}
     low, high = 0, len(RATES) - 1
@@ -79,13 +68,10 @@ def answers_program(
     """
 
     def init(shared: Shared, client: Client):
-        del shared, client
         return ClassActivations({"right": jnp.zeros((2, 1))}, jnp.zeros(2))
 
     def step(shared: Shared, client: Client, carry, i):
-        del carry, i
-        size = client.row.shape[0]
-        real = jnp.arange(size) < client.length
+        real = jnp.arange(client.row.shape[0]) < client.length
         labels = shared.labels[client.row]
         asked = jnp.isin(labels, jnp.asarray(classes))
         stays = ~jnp.isin(labels, jnp.asarray(leaving))
@@ -99,7 +85,6 @@ def answers_program(
         return ClassActivations({"right": counts[:, None]}, examples)
 
     def finish(shared, client, carry):
-        del shared, client
         return (), carry
 
     asked = {"classes": list(classes), "leaving": list(leaving), "images": images}
@@ -116,41 +101,8 @@ def _evenly(member, number: int):
     return members[jnp.minimum(spread, member.shape[0] - 1)], ranks < total
 
 
-def count_answers(
-    model,
-    variables,
-    cohort,
-    *,
-    classes: tuple[int, ...],
-    leaving: tuple[int, ...],
-    images: int,
-    preprocess: Preprocess = to_float,
-    backend: str | Transport = "auto",
-    mesh=None,
-) -> Collected:
-    """The counts of every participant in the cohort, checked as class statistics are.
-
-    A client cannot say that it is right more often than it says it looked.
-    """
-    run = make_run(
-        answers_program,
-        model,
-        backend,
-        mesh,
-        classes=classes,
-        leaving=leaving,
-        images=images,
-        preprocess=preprocess,
-    )
-    return receive(run(variables, cohort), cohort, backend, clip=1.0)
-
-
 def judged(rate: float, seen: Any) -> Tried:
-    """What counts, one sum or one per client, say of the cut at a rate.
-
-    Raises:
-      UnlearnError: nobody answered for the leaving classes.
-    """
+    """What counts, one sum or one per client, say of the cut at a rate."""
     uploads = [seen] if isinstance(seen, ClassActivations) else list(seen)
     right = sum(np.asarray(u.total["right"])[:, 0] for u in uploads)
     examples = np.asarray(sum(np.asarray(u.num_examples) for u in uploads))

@@ -4,7 +4,7 @@ Algorithm 1: participants run local_proc, the server merges what they send, scor
 channel for the class, cuts the most discriminative ones (server_proc, Algorithm 3), and
 the federation fine-tunes what is left without the class. Several classes are removed
 one after another (section 5.2). The paper scores by TF-IDF, removes what it cuts and is
-told how much to cut; here these are options (`scores`, `then`, `auto_rate`).
+told how much to cut; here these are options (`score`, `then`, `rate`).
 """
 
 import functools
@@ -30,20 +30,13 @@ from fuprune.surgery import (
     reset,
     trace_layers,
 )
-from fuprune.surgery.arrays import names
-from fuprune.unlearning import privacy
-from fuprune.unlearning.activations import Collected, collect, merge_activations
-from fuprune.unlearning.auto_rate import count_answers, judged, smallest_rate
+from fuprune.unlearning import auto_rate, privacy
+from fuprune.unlearning.activations import ask, collect, merge_activations
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.method import method
-from fuprune.unlearning.protocol import (
-    Stage,
-    UnlearnError,
-    UnlearnResult,
-    tree_bytes,
-)
-from fuprune.unlearning.reading import check_participants, choose_participants
-from fuprune.unlearning.scores import SCORES, noise_floor
+from fuprune.unlearning.protocol import Stage, UnlearnError, UnlearnResult, tree_bytes
+from fuprune.unlearning.request import check_participants, choose_participants
+from fuprune.unlearning.scores import SCORES, filters, noise_floor
 
 
 @options
@@ -124,8 +117,6 @@ def server_proc(
     *,
     score: str = "tf_idf",
     idf: str = "paper",
-    leaving: Sequence[int] = (),
-    noise: float = 0.0,
     **cut: Any,
 ) -> ServerDecision:
     """Score every channel for the class `target` and choose what to cut (Alg. 3).
@@ -133,9 +124,7 @@ def server_proc(
     Arguments are those of `score_channels` and, as `rate` (R) and `cut`, of
     `surgery.make_plan`.
     """
-    scores = score_channels(
-        activations, target, score=score, idf=idf, leaving=leaving, noise=noise
-    )
+    scores = score_channels(activations, target, score=score, idf=idf)
     return ServerDecision(scores, make_plan(scores, rate, **cut))
 
 
@@ -161,9 +150,6 @@ def score_channels(
       idf: for `tf_idf`: variant of Eq. 7, `paper` or `released`.
       leaving: all classes of the request, the target among them.
       noise: for `contrast`: deviation of privacy noise on the target's mean activation.
-
-    Raises:
-      UnlearnError: the target is absent, or no class is left to contrast it with.
     """
     check_choice("score", score, SCORES)
     # Any layer will do: a class is absent in all of them or in none.
@@ -182,12 +168,10 @@ def score_channels(
                 f"statistics of no class but {target} arrived that stays, and contrast "
                 "compares with those; use prune.score=tf_idf."
             )
-    if len(present) < len(rows):
-        activations = {k: np.asarray(a)[present] for k, a in activations.items()}
+    held = {layer: np.asarray(a)[present] for layer, a in activations.items()}
+    floor = noise_floor(noise, sum(a.shape[1] for a in held.values()))
     target = present.index(target)
-    channels = sum(np.shape(a)[1] for a in activations.values())
-    floor = noise_floor(noise, channels)
-    scored = jax.device_get(_score_layers(dict(activations), target, floor, score, idf))
+    scored = jax.device_get(_score_layers(held, target, floor, score, idf))
     # In the order of the layers, which decides ties; trees come back in another.
     return {layer: np.asarray(scored[layer]) for layer in activations}
 
@@ -207,10 +191,9 @@ def class_pruning(
 ) -> UnlearnResult:
     """Forget classes by cutting their channels, then fine-tune without them.
 
-    The network is any that `surgery.compact` takes, cut before or not. The classes of
-    the request are removed one after another, and there is a stage for each. Statistics
-    are of all images of the participants, the forgotten classes included, which is what
-    the method needs; fine-tuning sees none of them.
+    The classes of the request are removed one after another, and there is a stage for
+    each. Statistics are of all images of the participants, the forgotten classes
+    included; fine-tuning sees none of them.
     """
     if o.rate == "auto" and p.epsilon:
         raise InputError(
@@ -232,7 +215,7 @@ def class_pruning(
         backend=job.backend,
         mesh=job.mesh,
     )
-    # Only its shape is looked at, by networks that are cut by tracing.
+    # Only its shape is looked at.
     example = jax.ShapeDtypeStruct((2, *job.data.images.shape[1:]), np.float32)
     model, variables, order = _without_dead_channels(job, example, o.dense)
     # By their ids in the uncut network, as they are and as they were.
@@ -243,8 +226,7 @@ def class_pruning(
     notes: dict[str, Any] = {"cuts": [], "model_bytes": tree_bytes(job.variables)}
     if protection.statement:
         notes["privacy"] = dict(protection.statement)
-    upload_bytes = 0
-    activations: dict[str, Any] = {}
+    upload_bytes, activations, seen = 0, {}, None
     for number, target in enumerate(job.classes):
         seed_key = jax.random.fold_in(plan_key, number)
         noise_key = jax.random.fold_in(protect_key, number)
@@ -259,10 +241,16 @@ def class_pruning(
             )
             upload_bytes += collected.upload_bytes
             seen = protection.show(collected, noise_key)
-            activations, facts = _merged(
-                collected, seen, order, o.weighting, protection.hides
-            )
-            notes |= facts
+            merged = merge_activations(seen, weighting=o.weighting)
+            # Trees come back sorted by name, and the order of layers decides ties.
+            activations = {layer: merged[layer] for layer in order if layer in merged}
+            notes["participants"] = len(collected.clients)
+            notes["rejected"] = {str(k): v for k, v in collected.rejected.items()}
+            absent = np.isnan(next(iter(activations.values()))).any(axis=1)
+            if absent.any():
+                # Behind a protection the server cannot tell the two apart.
+                why = "suppressed" if protection.hides else "absent"
+                notes[why] = np.flatnonzero(absent).tolist()
         scores = score_channels(
             activations,
             target,
@@ -280,27 +268,30 @@ def class_pruning(
             # NumPy's generator ranks channels on the host, and takes a number.
             seed=int(jax.random.randint(seed_key, (), 0, 2**30)),
         )
-        refresh = functools.partial(
-            reset, model, variables, key=seed_key, example=example
-        )
-        kill = functools.partial(mask, model, variables, example=example)
+        cut = functools.partial(mask, model, variables, example=example)
+        if o.then == "reset":
+            cut = functools.partial(
+                reset, model, variables, key=seed_key, example=example
+            )
         rate = o.rate
         if rate == "auto":
-            ask = functools.partial(
-                count_answers,
+            know = functools.partial(
+                ask,
+                auto_rate.answers_program,
                 adapt(model),
+                # No client is right more often than it looked.
+                bound=1.0,
                 classes=(target,),
                 images=o.auto_images,
                 leaving=job.classes,
                 **reading,
             )
-            apply = refresh if o.then == "reset" else kill
 
-            def try_cut(rate, plan_at=plan_at, apply=apply, ask=ask, key=noise_key):
-                answers = ask(variables=apply(plan_at(rate)))
-                return judged(rate, protection.show(answers, key))
+            def try_cut(rate, plan_at=plan_at, cut=cut, know=know, key=noise_key):
+                answers = know(variables=cut(plan_at(rate)))
+                return auto_rate.judged(rate, protection.show(answers, key))
 
-            tried = smallest_rate(try_cut, o.auto_level)
+            tried = auto_rate.smallest_rate(try_cut, o.auto_level)
             rate = tried[-1].rate
             rows = [row._asdict() for row in tried]
             notes.setdefault("auto_rate", {})[str(target)] = rows
@@ -311,7 +302,7 @@ def class_pruning(
         described = _describe(channels, scores, plan, rows)
         notes["cuts"].append({"class": target, **described})
         if o.then == "reset":
-            variables = refresh(plan)
+            variables = cut(plan)
             # What was measured of these channels is no longer true of them.
             activations = {
                 layer: np.where(np.isin(np.arange(a.shape[1]), plan.keep[layer]), a, 0)
@@ -349,42 +340,20 @@ def _without_dead_channels(job: Job, example, dense: bool) -> tuple[Any, Any, li
     A channel that an earlier cut zeroed no longer exists. If it were counted, it would
     take a part of R, of Eq. 7's mean and of min_channels.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(job.variables))
-    at = {names(path): np.asarray(leaf) for path, leaf in leaves}
-    # A network may call its kernels anything, and have the channels on any axis.
     layers = trace_layers(job.model, job.variables, example, dense=dense)
-    kernels = {n: np.moveaxis(at[x.path], x.axis, -1) for n, x in layers.items()}
-    if not kernels:
+    if not layers:
         raise UnlearnError(
             "the network has no convolution whose channels could be cut; set "
             "prune.dense to cut the units of its dense layers."
         )
-    alive = {n: np.any(x.reshape(-1, x.shape[-1]), axis=0) for n, x in kernels.items()}
+    kernels = filters(layers, job.variables)
+    alive = {name: np.any(x, axis=0) for name, x in kernels.items()}
     # No layer may be empty, so one that is dead throughout counts as whole.
     plan = {n: np.flatnonzero(x) for n, x in alive.items() if x.any() and not x.all()}
     if not plan:
         return job.model, job.variables, list(layers)
     small = compact(job.model, job.variables, PrunePlan(plan), example=example)
     return *small, list(layers)
-
-
-def _merged(
-    collected: Collected, seen, order, weighting: str, hides: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A* of what the server saw, its layers in an order; and notes."""
-    merged = merge_activations(seen, weighting=weighting)
-    # Trees come back sorted by name, and the order of layers decides ties.
-    activations = {layer: merged[layer] for layer in order if layer in merged}
-    notes: dict[str, Any] = {
-        "participants": len(collected.clients),
-        "rejected": {str(k): v for k, v in collected.rejected.items()},
-    }
-    absent = np.isnan(next(iter(activations.values()))).any(axis=1)
-    if absent.any():
-        # Behind a protection the server cannot tell the two apart.
-        why = "suppressed" if hides else "absent"
-        notes[why] = np.flatnonzero(absent).tolist()
-    return activations, notes
 
 
 def _describe(channels, scores, plan: PrunePlan, rows) -> dict[str, Any]:

@@ -53,7 +53,6 @@ def sum_program(
         return jax.tree.map(jnp.add, carry, contribution)
 
     def finish(shared, client, carry):
-        del shared
         return (carry, client.length), ()
 
     def num_steps(client):
@@ -83,15 +82,16 @@ def loss_sum(model) -> BatchSum:
 
 def gradient_sum(model) -> BatchSum:
     """`(variables, batch) ->` the gradient of `loss_sum`, params-shaped."""
-    loss = loss_sum(model)
+    return gradient_of(loss_sum(model))
+
+
+def gradient_of(loss: BatchSum) -> BatchSum:
+    """`(variables, batch) ->` the gradient of a summed loss in the parameters."""
 
     def loss_of(params, state, batch: Batch):
         return loss({"params": params, **state}, batch)
 
-    def gradient(variables, batch: Batch):
-        return jax.grad(loss_of)(*split_params(variables), batch)
-
-    return gradient
+    return lambda variables, batch: jax.grad(loss_of)(*split_params(variables), batch)
 
 
 def limit_examples(data: FederatedDataset, max_examples: int) -> FederatedDataset:
@@ -106,15 +106,14 @@ def limit_examples(data: FederatedDataset, max_examples: int) -> FederatedDatase
         return data
     # The ends of cumulative shares: their differences add up to the limit exactly.
     ends = np.floor(np.cumsum(lengths) * (max_examples / total) + 1e-9).astype(np.int32)
-    # With a low limit a client of few images may give none.
     takes = np.diff(ends, prepend=0)
     places = np.arange(data.max_length)
-    used = places < takes[:, None]
     # Steps of length / take: distinct because take <= length.
     positions = places * lengths[:, None] // np.maximum(takes, 1)[:, None]
     # Unused places hold row 0, as everywhere in a `FederatedDataset`.
-    positions = np.where(used, positions, 0)
-    rows = np.take_along_axis(np.asarray(data.rows), positions, axis=1)
+    used = places < takes[:, None]
+    rows = np.asarray(data.rows)
+    rows = np.take_along_axis(rows, np.where(used, positions, 0), axis=1)
     return data._replace(
         rows=jnp.asarray(np.where(used, rows, 0)), lengths=jnp.asarray(takes)
     )

@@ -9,7 +9,7 @@ import dataclasses
 
 from fuprune.unlearning import privacy
 from fuprune.unlearning.class_pruning import Options, class_pruning
-from fuprune.unlearning.head import MASKED_LOGIT, head_classes, layer_of, set_rows
+from fuprune.unlearning.head import MASKED_LOGIT, head_classes, set_rows
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.method import ALL_KINDS, method
 from fuprune.unlearning.protocol import Stage, UnlearnResult
@@ -22,36 +22,23 @@ def mask_logit(job: Job) -> UnlearnResult:
     Nothing is forgotten: every weight is still there, and one number per class undoes
     it.
     """
-    return _set_head(job, "masked", None, MASKED_LOGIT)
+    return _set_head(job, "masked", bias=MASKED_LOGIT)
 
 
 @method(
-    "zero_class_row",
-    fine_tunes=False,
-    control="only clears weights of the last layer",
+    "zero_class_row", fine_tunes=False, control="only clears weights of the last layer"
 )
 def zero_class_row(job: Job) -> UnlearnResult:
     """Answer 0 for the classes, which can still be the largest logit.
 
     The features know the class as before.
     """
-    return _set_head(job, "zeroed", 0.0, 0.0)
+    return _set_head(job, "zeroed", kernel=0.0, bias=0.0)
 
 
-def _set_head(job: Job, stage: str, kernel: float | None, bias: float) -> UnlearnResult:
-    """Set the classes' rows of the head; no data are read and nothing is trained.
-
-    A `kernel` of None leaves the columns, and then there must be biases. `stage` is the
-    name of the result.
-    """
-    head_classes(job.variables, job.head)  # there is such a layer
-    has_bias = "bias" in layer_of(job.variables, job.head)
-    # To mask without a bias is impossible, and `set_rows` says so; to zero a row
-    # without one needs none.
-    biases = {"bias": bias} if has_bias or kernel is None else {}
-    changed = set_rows(
-        job.variables, job.classes, kernel=kernel, **biases, head=job.head
-    )
+def _set_head(job: Job, stage: str, **values: float) -> UnlearnResult:
+    """Set the classes' rows of the head; no data are read and nothing is trained."""
+    changed = set_rows(job.variables, job.classes, head=job.head, **values)
     return UnlearnResult(job.model, changed, (Stage(stage, job.model, changed),))
 
 
@@ -100,12 +87,9 @@ def prune_then_drop_row(
     """
     dropped: list[Stage] = []
 
-    def drop_then_tune(model, variables, data, key, objective=None):
-        del objective  # class_pruning has none
-        variables = set_rows(
-            variables, job.classes, kernel=0.0, bias=MASKED_LOGIT, head=job.head
-        )
-        # By the closure: class_pruning knows nothing of this stage.
+    def drop_then_tune(model, variables, data, key):
+        rows = dict(kernel=0.0, bias=MASKED_LOGIT)
+        variables = set_rows(variables, job.classes, **rows, head=job.head)
         dropped.append(Stage("dropped", model, variables))
         return job.fine_tune(model, variables, data, key)
 

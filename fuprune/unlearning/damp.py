@@ -23,7 +23,7 @@ from fuprune.unlearning.client_sums import SIMULATED
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.method import method
 from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
-from fuprune.unlearning.reading import participating
+from fuprune.unlearning.request import participating
 
 
 @method("damp", reads_forgotten=True, simulated=SIMULATED)
@@ -51,10 +51,10 @@ def damp(job: Job) -> UnlearnResult:
             "the network has no Linen layer whose inputs could be read; use "
             "class_pruning, which cuts any network."
         )
-    held = np.flatnonzero(counts > 0)
-    forgotten = [u for u in job.classes if u in held]
-    staying = [u for u in held if u not in job.classes]
-    if not (forgotten and staying):
+    held = counts > 0
+    leaves = np.isin(np.arange(len(counts)), job.classes)
+    forgotten, staying = held & leaves, held & ~leaves
+    if not (forgotten.any() and staying.any()):
         raise UnlearnError(
             "damp needs examples of a class to forget and of one that stays with the "
             "participants; let more clients take part (unlearn.participants)."
@@ -64,14 +64,11 @@ def damp(job: Job) -> UnlearnResult:
     def edited(path, leaf):
         *layer, array = names(path)
         layer = "/".join(layer)
-        # A depthwise kernel reads one channel at a time.
-        if (
-            array != "kernel"
-            or layer not in sums
-            or sums[layer].shape[1] != leaf.shape[-2]
-        ):
+        if array != "kernel" or layer not in sums:
             return leaf
         means = sums[layer] / np.maximum(counts, 1)[:, None]
+        if means.shape[1] != leaf.shape[-2]:
+            return leaf  # a depthwise kernel reads one channel at a time
         blind, shares[layer] = projection(means[forgotten], means[staying])
         return jnp.einsum("ij,...jo->...io", blind.astype(leaf.dtype), leaf)
 

@@ -17,9 +17,6 @@ def load_entry_points(group: str, add: Callable[[str, Any], Any]) -> None:
             add(point.name, point.load())
         except Exception as error:
             logging.getLogger(__name__).warning(
-                "%s of %s cannot be used: %s: %s",
-                group,
-                point.value,
-                type(error).__name__,
-                error,
+                f"{group} of {point.value} cannot be used: "
+                f"{type(error).__name__}: {error}"
             )

@@ -13,10 +13,10 @@ Means are unweighted and over those who stay. The first kept round needs no trai
 its updates start from GM_0, which knows nothing, so new_1 is the mean of CM_0.
 BatchNorm statistics are not calibrated: they are what the replayed rounds aggregate.
 
-The paper is about clients. Where classes or examples go, everybody stays, and recorded
-updates of their holders were made with the forgotten data; such updates lend a step
-their length only, never their direction: in the first kept round only the clients that
-held nothing of it count, and if there is none that round is replayed like the others.
+The paper is about clients. Where classes or examples go, everybody stays, and updates
+of their holders lend a step their length only, never their direction: in the first kept
+round only the clients that held nothing of it count, and if there is none that round is
+replayed like the others.
 """
 
 import math
@@ -28,7 +28,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.federated import take_clients
-from fuprune.errors import InputError
 from fuprune.federated.server import FedAlgorithm
 from fuprune.options import option, options
 from fuprune.unlearning.job import Job
@@ -37,7 +36,6 @@ from fuprune.unlearning.protocol import (
     Checkpoint,
     UnlearnError,
     UnlearnResult,
-    Variables,
     tree_bytes,
 )
 from fuprune.unlearning.request import holders, remaining
@@ -65,11 +63,10 @@ class Options:
 class Moves(NamedTuple):
     """How each client moved the parameters w, by what it sent in round t.
 
-    A client of FedAvg sends its change: scale = 1, or the server's learning rate, which
-    is that of every client's step. A client of FedSGD sends a gradient g, so its model
-    is the one that the server's SGD would make of it alone, all that g adds through the
-    momentum included: w + scale (g + weight_decay w) / (1 - momentum), with scale minus
-    the learning rate.
+    A client of FedAvg sends its change: scale = 1, or the server's learning rate. A
+    client of FedSGD sends a gradient g, so its model is the one that the server's SGD
+    would make of it alone, all that g adds through the momentum included:
+    w + scale (g + weight_decay w) / (1 - momentum), with scale minus the learning rate.
     """
 
     scale: float | Callable[[int], Any] = 1.0  # a function of t if there is a schedule
@@ -94,16 +91,13 @@ class Replay(NamedTuple):
 
     algorithm: FedAlgorithm  # with `keep_updates=True`, and less local work
     moves: Moves = Moves()  # of the training's clients, and of those who stay
-    # The images [M] in a round of the training of clients with lengths [M]; None takes
-    # each of theirs once.
-    training_images: Callable[[np.ndarray], np.ndarray] | None = None
+    # The images [M] in a round of the training of clients with lengths [M].
+    training_images: Callable[[np.ndarray], np.ndarray] = np.asarray
     training_rounds: int = 0  # 0: as many as were kept
 
 
 def calibration_epochs(rate: float, local_epochs: int) -> int:
     """ceil(r E): local epochs, or the bound on local steps, of a replayed round."""
-    if not 0 < rate <= 1:
-        raise InputError(f"rate is {rate}, but must be more than 0 and at most 1.")
     # 0.1 * 10 is 1, which binary fractions may not know.
     return max(1, math.ceil(rate * local_epochs - 1e-9))
 
@@ -123,12 +117,6 @@ def fed_eraser(job: Job, o: Options) -> UnlearnResult:
     from the next kept model GM_{t+1}, the final one for the last round. The job's
     checkpoints hold the model after the last replayed round, by the round's place, and
     a replay goes on from it.
-
-    Notes count the images that clients trained on, and those of a retraining with the
-    same cohorts.
-
-    Raises:
-      UnlearnError: without kept rounds, or if the replay diverges.
     """
     return _erase(job, o.variant)
 
@@ -151,103 +139,83 @@ def fed_eraser_uncalibrated(job: Job, o: Options) -> UnlearnResult:
 
 
 def _erase(job: Job, variant: str, *, calibrate: bool = True) -> UnlearnResult:
-    rounds, replay, kept = job.kept_rounds, job.replay, job.checkpoints
-    if rounds is None or not len(rounds):
-        raise UnlearnError(
-            "fed_eraser needs the kept rounds of the training and there are none; "
-            "train with train.history_interval above 0."
-        )
-    if replay is None:
-        raise InputError("fed_eraser has no replay; pass how those who stay train.")
-    variables = job.variables
+    rounds, replay, variables = job.kept_rounds, job.replay, job.variables
     check_kept(rounds, variables)
     left = remaining(job.data, job.request)
     lengths = np.asarray(jax.device_get(left.lengths))
     tainted = np.isin(np.arange(len(lengths)), holders(job.data, job.request))
-    kept = {} if kept is None else kept
-    state, seen, done = dict(rounds[0].variables), 0.0, 0
+    checkpoints = {} if job.checkpoints is None else job.checkpoints
+    state, seen, done, drawn = dict(rounds[0].variables), 0, 0, 0
     # At most one, unless the process was killed before it dropped the one before.
-    for name in sorted(kept)[-1:]:
-        last, done = kept[name], int(name) + 1
-        state, seen = dict(last.variables), float(last.images)
-    drawn, skipped = 0, 0
+    for name in sorted(checkpoints)[-1:]:
+        last, done = checkpoints[name], int(name) + 1
+        state, seen = dict(last.variables), int(last.images)
     for number, old in enumerate(rounds):
         stays = lengths[old.clients] > 0
         clean = stays & ~tainted[old.clients]
         # Counted for rounds that are already replayed as well: a replay that goes on
         # must report what an uninterrupted one reports.
-        count = replay.training_images or np.asarray
-        drawn += int(np.sum(count(lengths[old.clients])))
-        if not stays.any():
-            skipped += 1
-        elif number < done:
+        drawn += int(np.sum(replay.training_images(lengths[old.clients])))
+        if not stays.any() or calibrate and number < done:
             continue
-        elif not calibrate:
-            state = _added(state, _mean(replay.moves.changes(old), stays))
+        changes = replay.moves.changes(old)
+        if not calibrate:
+            state = _added(state, _mean(changes, stays))
         elif number == 0 and clean.any():
-            # Not put into `kept`: it trains nothing, and is quickly done again.
-            state = _added(state, _mean(replay.moves.changes(old), clean))
+            # Without a checkpoint: it trains nothing, and is quickly done again.
+            state = _added(state, _mean(changes, clean))
         else:
-            recorded = _mean(replay.moves.changes(old), stays)
+            recorded = _mean(changes, stays)
             if variant == "released":
-                recorded = _from_the_next(recorded, rounds, number, old, variables)
+                later = [kept.variables for kept in rounds[number + 1 : number + 2]]
+                after = (*later, variables)[0]["params"]
+                # (CM_t - GM_t) + (GM_t - GM_{t+1}) = CM_t - GM_{t+1}.
+                recorded = jax.tree.map(
+                    lambda change, now, then: change + (np.float64(now) - then),
+                    recorded,
+                    old.variables["params"],
+                    jax.device_get(after),
+                )
             cohort = take_clients(left, old.clients[stays].tolist())
-            state, examples = _replayed(state, cohort, old, recorded, replay, job.key)
+            state, examples = _replayed(job, state, cohort, old, recorded)
             seen += examples
             # Leading zeros: names sort as their numbers do.
-            kept[f"{number:08d}"] = Checkpoint(state, int(seen))
-            for name in sorted(kept)[:-1]:
-                del kept[name]
+            checkpoints[f"{number:08d}"] = Checkpoint(state, seen)
+            for name in sorted(checkpoints)[:-1]:
+                del checkpoints[name]
     # Recorded changes are of parameters only, and nothing trained new statistics.
     if not calibrate and "batch_stats" in variables:
         state["batch_stats"] = variables["batch_stats"]
     made = {name: jax.tree.map(jnp.asarray, state[name]) for name in variables}
-    images = int(seen)
-    total = replay.training_rounds or len(rounds)
     # Rounds that were not kept are taken to have drawn as much as those that were.
-    retraining = round(drawn * total / len(rounds))
+    rounds_of_training = replay.training_rounds or len(rounds)
+    retraining = round(drawn * rounds_of_training / len(rounds))
     notes = {
         "variant": variant,
-        "calibrated": calibrate,
         "kept_rounds": len(rounds),
-        "rounds_without_anybody": skipped,
-        "images": images,
+        "images": seen,
         "images_of_retraining": retraining,
-        "share_of_retraining": images / max(retraining, 1),
+        "share_of_retraining": seen / max(retraining, 1),
     }
     upload_bytes = tree_bytes(variables) if calibrate else 0
     return UnlearnResult(job.model, made, upload_bytes=upload_bytes, notes=notes)
 
 
-def _from_the_next(recorded, rounds, number: int, old: KeptRound, final: Variables):
-    """A round's mean change, measured from the next kept model or the final one."""
-    is_last = number + 1 == len(rounds)
-    after = final if is_last else rounds[number + 1].variables
-
-    def measured(change, now, then):
-        # (CM_t - GM_t) + (GM_t - GM_{t+1}) = CM_t - GM_{t+1}.
-        return change + (np.asarray(now, np.float64) - np.asarray(then, np.float64))
-
-    return jax.tree.map(measured, recorded, old.variables["params"], after["params"])
-
-
-def _replayed(state, cohort, kept: KeptRound, recorded, replay: Replay, key):
+def _replayed(job: Job, state, cohort, kept: KeptRound, recorded):
     """One calibrated round: `(variables after it, images trained on)`."""
-    before = jax.tree.map(jnp.asarray, state)
-    start = replay.algorithm.init(before)
+    replay = job.replay
+    start = replay.algorithm.init(jax.tree.map(jnp.asarray, state))
     # The schedule of the learning rate is where it was in the training.
     start = start._replace(round_number=jnp.asarray(kept.round_number, jnp.int32))
-    # By the round's number and not by a running key, so that a replay which goes on
-    # from a checkpoint draws the same batches.
-    round_key = jax.random.fold_in(key, kept.round_number)
-    end, info = replay.algorithm.round(start, cohort, round_key)
+    # By the round's number, so that a replay which goes on draws the same batches.
+    key = jax.random.fold_in(job.key, kept.round_number)
+    end, info = replay.algorithm.round(start, cohort, key)
     found = keep_round(kept.round_number, state, info)
     if not len(found.clients):
-        return state, 0.0
-    changes = replay.moves.changes(found)
-    direction = _mean(changes, np.ones(len(found.clients), bool))
+        return state, 0
+    direction = _mean(replay.moves.changes(found), slice(None))
     step = jax.tree.map(calibrated_step, recorded, direction)
-    after = {name: jax.device_get(tree) for name, tree in end.variables.items()}
+    after = jax.device_get(dict(end.variables))
     after["params"] = _added(state, step)["params"]
     for leaf in jax.tree.leaves(after):
         if not np.all(np.isfinite(leaf)):
@@ -255,7 +223,7 @@ def _replayed(state, cohort, kept: KeptRound, recorded, replay: Replay, key):
                 f"the replay of round {kept.round_number + 1} diverged: a value is not "
                 "finite; lower train.learning_rate."
             )
-    return after, float(info.seen)
+    return after, int(info.seen)
 
 
 def calibrated_step(recorded: np.ndarray, direction: np.ndarray) -> np.ndarray:
@@ -263,14 +231,13 @@ def calibrated_step(recorded: np.ndarray, direction: np.ndarray) -> np.ndarray:
 
     A direction of length zero has none: the tensor stays where it is.
     """
-    # The length of the flattened tensor as a whole, not channel by channel.
     length = np.linalg.norm(direction)
     if not length > 0:
         return np.zeros_like(direction)
     return np.linalg.norm(recorded) / length * direction
 
 
-def _mean(changes, chosen: np.ndarray):
+def _mean(changes, chosen):
     """Unweighted mean over the chosen clients, float64; leaves [M, ...] -> [...]."""
     return jax.tree.map(lambda x: np.mean(x[chosen], axis=0, dtype=np.float64), changes)
 

@@ -21,6 +21,7 @@ from fuprune.federated.client import split_params
 from fuprune.options import option, options
 from fuprune.unlearning.client_sums import (
     SIMULATED,
+    gradient_of,
     gradient_sum,
     on_server,
     sum_program,
@@ -56,17 +57,14 @@ def fed_osd(job: Job, o: Options) -> UnlearnResult:
     params, rest = split_params(variables)
     flat, unravel = ravel_pytree(params)
     raise_loss = job.sum(unlearning_gradient_sum, chunk=o.chunk)
-    program = sum_program(
-        gradient_sum(job.model), chunk=o.chunk, preprocess=job.preprocess
-    )
+    gradient, images = gradient_sum(job.model), 0
+    program = sum_program(gradient, chunk=o.chunk, preprocess=job.preprocess)
 
     def finish(shared, client, carry):
-        del shared
-        vector = ravel_pytree(carry)[0]
-        return (), vector / jnp.maximum(client.length, 1)
+        return (), ravel_pytree(carry)[0] / jnp.maximum(client.length, 1)
 
     run_others = job.run(program._replace(finish=finish))
-    lengths, images = np.asarray(jax.device_get(job.remaining.lengths)), 0
+    lengths = np.asarray(jax.device_get(job.remaining.lengths))
     here = np.flatnonzero(lengths)
     for _ in range(o.rounds):
         now = {**rest, "params": unravel(flat)}
@@ -103,10 +101,10 @@ def orthogonal_step(c: np.ndarray, others: np.ndarray) -> np.ndarray:
 def unlearning_gradient_sum(model):
     """`(variables, batch) ->` the summed gradient of -log(1 - p_y / 2)."""
 
-    def loss(params, state, batch):
-        logits = model.apply({"params": params, **state}, batch.images, train=False)
+    def loss(variables, batch):
+        logits = model.apply(variables, batch.images, train=False)
         chances = jax.nn.softmax(logits.astype(jnp.float32))
         own = jnp.take_along_axis(chances, batch.labels[:, None], axis=-1)[:, 0]
         return -jnp.sum(jnp.log1p(-own / 2) * batch.mask)
 
-    return lambda variables, batch: jax.grad(loss)(*split_params(variables), batch)
+    return gradient_of(loss)

@@ -79,18 +79,11 @@ def label_factors(logits):
     return weight[:, :, None] * (jnp.eye(logits.shape[1])[:-1] - others)
 
 
-def diagonal_fisher(model, variables, images, mask=None):
-    """Sum over images of E_{y ~ p(y|x)} (d log p(y|x) / d w)^2, in evaluation mode.
-
-    A tree like the parameters, of images [B, H, W, C] with a mask [B] that is 0 for
-    padding.
-    """
-    return sum_of_squared_gradients(model, variables, images, label_factors, mask)
-
-
 def fisher_sum(model) -> BatchSum:
-    """`(variables, batch) -> diagonal_fisher`."""
-    return lambda w, batch: diagonal_fisher(model, w, batch.images, batch.mask)
+    """`(variables, batch) ->` sum of E_{y ~ p(y|x)} (d log p(y|x) / d w)^2."""
+    return lambda variables, batch: sum_of_squared_gradients(
+        model, variables, batch.images, label_factors, batch.mask
+    )
 
 
 @method("fisher", serves=ALL_KINDS, options=Options)
@@ -101,8 +94,7 @@ def fisher(job: Job, o: Options) -> UnlearnResult:
     of each unit as in the released code; norms may have ten times `max_variance` there.
     `paper` is Eq. 1, w - F^-1 Delta + sigma F^-1/4 b, with sigma^2 = alpha.
 
-    The forgotten examples are not used at all. The stage `scrubbed` is the model before
-    the fine-tuning.
+    The stage `scrubbed` is the model before the fine-tuning.
     """
     if o.reset_row and job.request.kind == "classes":
         head_classes(job.variables, job.head)  # there is a row to reset
@@ -110,16 +102,14 @@ def fisher(job: Job, o: Options) -> UnlearnResult:
     diagonal, num_examples = mean_over_clients(
         job, fisher_sum, "the Fisher information", remaining, o.chunk
     )
-    upload_bytes = tree_bytes(diagonal)
     params, rest = split_params(on_server(job.variables))
     if o.variant == "paper":
         # Delta: the gradient of the mean loss on what remains.
         what = "the gradient on the remaining data"
-        gradient, _ = mean_over_clients(job, gradient_sum, what, remaining, o.chunk)
-        upload_bytes += tree_bytes(gradient)
+        delta, _ = mean_over_clients(job, gradient_sum, what, remaining, o.chunk)
         # The damping bounds the Newton step where F is nearly zero; Eq. 1 has none.
         mean = jax.tree.map(
-            lambda w, f, g: w - g / (f + o.damping), params, diagonal, gradient
+            lambda w, f, d: w - d / (f + o.damping), params, diagonal, delta
         )
         # The variance of sigma F^-1/4 b, with b ~ N(0, 1), is sigma^2 F^-1/2.
         variance = jax.tree.map(
@@ -132,27 +122,23 @@ def fisher(job: Job, o: Options) -> UnlearnResult:
         )
     noised = _add_noise(job.own_key, params, diagonal, mean, variance)
     _check_finite(noised, "the noised model")
-    scrubbed = {**rest, "params": noised}
-    notes = {
-        "variant": o.variant,
-        "examples": num_examples,
-        "images": num_examples * (2 if o.variant == "paper" else 1),
-        "mean_fisher": _mean_entry(diagonal),
-        "mean_noise_variance": _mean_entry(variance),
-    }
+    sums = 2 if o.variant == "paper" else 1
     return job.recover(
-        scrubbed, stage="scrubbed", notes=notes, upload_bytes=upload_bytes
+        {**rest, "params": noised},
+        stage="scrubbed",
+        notes={
+            "variant": o.variant,
+            "examples": num_examples,
+            "images": num_examples * sums,
+        },
+        upload_bytes=tree_bytes(diagonal) * sums,
     )
 
 
 def mean_over_clients(
     job: Job, make_sum: MakeSum, what: str, data: FederatedDataset, chunk: int
 ) -> tuple[Any, int]:
-    """The mean of a sum over all examples of `data`, params-shaped; their number.
-
-    Raises:
-      UnlearnError: there are no examples, or the mean, which is `what`, is not finite.
-    """
+    """The mean of a sum over all examples of `data`, which is `what`; their number."""
     total, num_examples = job.sum(make_sum, chunk=chunk)(job.variables, data)
     if not num_examples:
         raise UnlearnError(NOBODY)
@@ -170,10 +156,9 @@ def released_noise(
     information. `max_variance` is alpha times the released code's clamp of 1000
     on 1 / F. A request without classes leaves every row of the head as it is.
     """
-    place = tuple(head.split("/"))
 
     def variance_of(path, fisher):
-        in_head = names(path)[:-1] == place
+        in_head = "/".join(names(path)[:-1]) == head
         # The clamp comes before the factor, so a weight of the head ends at most at
         # `max_variance`, and one of a norm at ten times that.
         limit = o.max_variance / LOUDER if in_head else o.max_variance
@@ -188,7 +173,7 @@ def released_noise(
     if not (o.reset_row and classes):
         return params, variance
     return tuple(
-        fill_rows(tree, place, classes, kernel=value, bias=value)
+        fill_rows(tree, head, classes, kernel=value, bias=value)
         for tree, value in ((params, 0.0), (variance, ROW_VARIANCE))
     )
 
@@ -214,9 +199,3 @@ def _check_finite(tree, what: str) -> None:
                 f"{what} is not finite at {'/'.join(names(path))}; look for a diverged "
                 "model, or change fisher.alpha."
             )
-
-
-def _mean_entry(tree) -> float:
-    leaves = jax.tree.leaves(tree)
-    total = sum(float(jnp.sum(leaf)) for leaf in leaves)
-    return total / sum(leaf.size for leaf in leaves)

@@ -33,7 +33,7 @@ def head_name(model, variables: Variables, images) -> str | None:
 
 def head_classes(variables: Variables, head: str = "head") -> int:
     """U, the number of classes the head tells apart; its name may be a path, a/b."""
-    layer = layer_of(variables, head)
+    layer = layer_of(variables["params"], head)
     if "kernel" not in layer:
         leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
         there = dict.fromkeys("/".join(names(path)[:1]) for path, _ in leaves)
@@ -44,30 +44,29 @@ def head_classes(variables: Variables, head: str = "head") -> int:
     return layer["kernel"].shape[-1]
 
 
-def layer_of(variables: Variables, layer: str) -> dict[str, Any]:
+def layer_of(params: Any, layer: str) -> dict[str, Any]:
     """The arrays of a layer by name; none if there is no such layer."""
-    leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
+    leaves = jax.tree_util.tree_leaves_with_path(params)
     named = [(names(path), leaf) for path, leaf in leaves if path]
     return {p[-1]: leaf for p, leaf in named if "/".join(p[:-1]) == layer}
 
 
 def fill_rows(
-    params, path: Sequence[str], classes: Sequence[int], **values: float
+    params: Any, layer: str, classes: Sequence[int], **values: float | None
 ) -> Any:
-    """Parameters with one layer's arrays set at the classes' place on their last axis.
+    """Parameters with a layer's arrays set at the classes' place on their last axis.
 
-    Values go by the name of the array; a layer may lack some of them.
+    Values go by the name of the array; None leaves it, and a layer may lack some.
     """
-    wanted: dict[tuple[str, ...], float] = {
-        (*path, name): value for name, value in values.items()
-    }
 
     def filled(place, leaf):
-        if names(place) not in wanted:
+        *home, name = names(place)
+        value = values.get(name) if "/".join(home) == layer else None
+        if value is None:
             return leaf
         # On the host, where no program is compiled for each shape.
         array = np.array(leaf)
-        array[..., list(classes)] = wanted[names(place)]
+        array[..., list(classes)] = value
         return jax.device_put(array)
 
     return jax.tree_util.tree_map_with_path(filled, params)
@@ -82,11 +81,10 @@ def set_rows(
     head: str = "head",
 ) -> Variables:
     """Variables with the classes' kernel columns and biases set; None leaves them."""
-    if bias is not None and "bias" not in layer_of(variables, head):
+    head_classes(variables, head)  # there is such a layer
+    if bias and "bias" not in layer_of(variables["params"], head):
         raise UnlearnError(
             f"layer {head!r} has no bias to set; this control needs one."
         )
-    given = {"kernel": kernel, "bias": bias}
-    values = {name: value for name, value in given.items() if value is not None}
-    filled = fill_rows(variables["params"], head.split("/"), classes, **values)
+    filled = fill_rows(variables["params"], head, classes, kernel=kernel, bias=bias)
     return {**variables, "params": filled}

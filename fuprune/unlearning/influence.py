@@ -8,13 +8,11 @@ of the matrix with a vector.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from scipy.sparse import linalg
 
 from fuprune.federated.client import split_params
 from fuprune.options import option, options
@@ -30,105 +28,6 @@ from fuprune.unlearning.method import ALL_KINDS, method
 from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
 
 CHUNK = 64  # images at a time
-
-
-class Solution(NamedTuple):
-    """What conjugate gradients arrived at."""
-
-    x: np.ndarray  # [P] float64
-    iterations: int
-    residual: float  # |b - A x| / |b|
-
-
-def conjugate_gradients(
-    multiply: Callable[[np.ndarray], np.ndarray],
-    b: np.ndarray,
-    *,
-    iterations: int,
-    tolerance: float,
-) -> Solution:
-    """Solve A x = b, [P], for a positive definite A given by its products.
-
-    At most so many iterations, down to a relative residual of `tolerance`.
-
-    Raises:
-      UnlearnError: if A turns out not to be positive definite, a value is not finite,
-        or the iterations end further from a solution than they began.
-    """
-    # Float64 on the host: in float32 the search directions soon lose their conjugacy
-    # where the system is badly conditioned.
-    b = np.asarray(b, np.float64)
-    at, residual, done = np.zeros_like(b), b.copy(), 0
-    direction = product = b
-
-    def multiplied(v):
-        nonlocal direction, product
-        # The solver may go on in the same array.
-        direction, product = v.copy(), np.asarray(multiply(v), np.float64)
-        if not v @ product > 0:  # NaN is not either
-            raise UnlearnError(
-                "conjugate gradients diverged: the damped Hessian has curvature "
-                f"{v @ product / (v @ v):.3g} along direction {done + 1} and is not "
-                "positive definite; raise influence.damping."
-            )
-        return product
-
-    def arrived(x):
-        nonlocal at, residual, done
-        # By the step along the direction, because b - A x would cost the clients one
-        # more product.
-        step = (x - at) @ direction / (direction @ direction)
-        at, residual, done = x.copy(), residual - step * product, done + 1
-
-    linalg.cg(
-        linalg.LinearOperator(
-            (len(b), len(b)),
-            multiplied,
-            dtype=np.float64,  # type: ignore
-        ),
-        b,
-        rtol=tolerance,
-        maxiter=iterations,
-        callback=arrived,
-    )
-    relative = float(np.linalg.norm(residual) / max(np.linalg.norm(b), 1e-300))
-    if relative > 1:
-        raise UnlearnError(
-            f"conjugate gradients diverged: after {done} iterations the residual is "
-            f"{relative:.3g} times what it was; raise influence.damping or "
-            "influence.iterations."
-        )
-    return Solution(at, done, relative)
-
-
-def gauss_newton_product(model) -> BatchSum:
-    """`((params, state, v), batch) -> G v` summed over the batch.
-
-    G is the Gauss-Newton matrix: the part of the loss's Hessian that is positive
-    semidefinite for every network, and all of it for a linear one. Reverse mode twice:
-    some layers define their own reverse rule, which forward mode cannot pass.
-    """
-
-    def product(context, batch):
-        params, state, vector = context
-
-        def logits_of(params):
-            images = batch.images
-            logits = model.apply({"params": params, **state}, images, train=False)
-            return logits.astype(jnp.float32)
-
-        logits, backward = jax.vjp(logits_of, params)
-        # backward, u -> J^T u, is linear, so the gradient of <backward(u), v> is J v.
-        along = jax.vjp(backward, logits)[1]((vector,))[0]
-        probability = jax.nn.softmax(logits)
-        # (diag(p) - p p^T) J v: the Hessian of the cross-entropy in the logits, which
-        # does not depend on the labels.
-        mean = jnp.sum(probability * along, axis=-1, keepdims=True)
-        bent = probability * (along - mean)
-        # The loss masks its padding, but no loss is formed here.
-        return backward(jnp.where(batch.mask[:, None] > 0, bent, 0.0))[0]
-
-    return product
 
 
 @options
@@ -160,11 +59,8 @@ def influence(job: Job, o: Options) -> UnlearnResult:
 
     With N_r examples remaining it solves (I / N_r + damping) x = grad / N_r, with the
     Gauss-Newton matrix for I; for a quadratic loss and no damping w + x is the minimum
-    without the forgotten examples. The damping is thus in units of the mean loss's
-    Hessian.
-
-    BatchNorm uses its running statistics throughout. The stage `stepped` is the model
-    before the fine-tuning.
+    without the forgotten examples. BatchNorm uses its running statistics throughout.
+    The stage `stepped` is the model before the fine-tuning.
     """
     remaining = job.remaining
     num_remaining = int(np.sum(jax.device_get(remaining.lengths)))
@@ -175,8 +71,6 @@ def influence(job: Job, o: Options) -> UnlearnResult:
     flat, unravel = ravel_pytree(params)
     run_gradient = job.sum(gradient_sum, chunk=CHUNK)
     total, num_forgotten = run_gradient(variables, job.forgotten)
-    # By the examples that remain, not by those forgotten: both sides of the system are
-    # then in units of the mean loss over what remains.
     b = np.asarray(ravel_pytree(total)[0], np.float64) / num_remaining
     if not np.all(np.isfinite(b)):
         raise UnlearnError(
@@ -195,19 +89,82 @@ def influence(job: Job, o: Options) -> UnlearnResult:
         product = np.asarray(ravel_pytree(total)[0], np.float64) / num_examples
         return product + o.damping * v
 
-    solution = conjugate_gradients(
-        multiply, b, iterations=o.iterations, tolerance=o.tolerance
-    )
-    step = unravel(jnp.asarray(solution.x, flat.dtype))
+    x, steps, residual = conjugate_gradients(multiply, b, o.iterations, o.tolerance)
+    step = unravel(jnp.asarray(x, flat.dtype))
     stepped = {**rest, "params": jax.tree.map(jnp.add, params, step)}
     notes = {
-        "iterations": solution.iterations,
-        "relative_residual": solution.residual,
-        "step_norm": float(np.linalg.norm(solution.x)),
-        "gradient_norm": float(np.linalg.norm(b)),
-        "images": num_forgotten + solution.iterations * sampled,
-        "forgotten_examples": num_forgotten,
-        "remaining_examples": num_remaining,
+        "iterations": steps,
+        "relative_residual": residual,
+        "step_norm": float(np.linalg.norm(x)),
+        "images": num_forgotten + steps * sampled,
     }
-    upload_bytes = tree_bytes(params) * (1 + solution.iterations)
-    return job.recover(stepped, stage="stepped", notes=notes, upload_bytes=upload_bytes)
+    sent = tree_bytes(params) * (1 + steps)
+    return job.recover(stepped, stage="stepped", notes=notes, upload_bytes=sent)
+
+
+def conjugate_gradients(
+    multiply: Callable[[np.ndarray], np.ndarray],
+    b: np.ndarray,
+    iterations: int,
+    tolerance: float,
+) -> tuple[np.ndarray, int, float]:
+    """Solves A x = b, [P], for a positive definite A given by its products.
+
+    Returns x, float64, the number of steps, and the residual |b - A x| / |b|; it ends
+    where that is at most `tolerance`. Each step costs the clients one product, so a
+    solver must not ask for others; in float32 the directions would soon lose their
+    conjugacy where the system is badly conditioned.
+    """
+    x, residual, steps = np.zeros_like(b), b.copy(), 0
+    direction, square = residual, b @ b
+    whole = max(square, np.finfo(np.float64).tiny)
+    while steps < iterations and square > tolerance**2 * whole:
+        product = multiply(direction)
+        curvature = direction @ product
+        if not curvature > 0:  # NaN is not either
+            raise UnlearnError(
+                "conjugate gradients diverged: the damped Hessian has curvature "
+                f"{curvature / (direction @ direction):.3g} along direction "
+                f"{steps + 1} and is not positive definite; raise influence.damping."
+            )
+        length = square / curvature
+        x, residual = x + length * direction, residual - length * product
+        square, before = residual @ residual, square
+        direction, steps = residual + square / before * direction, steps + 1
+    relative = float(np.sqrt(square / whole))
+    if relative > 1:
+        raise UnlearnError(
+            f"conjugate gradients diverged: after {steps} iterations the residual is "
+            f"{relative:.3g} times what it was; raise influence.damping or "
+            "influence.iterations."
+        )
+    return x, steps, relative
+
+
+def gauss_newton_product(model) -> BatchSum:
+    """`((params, state, v), batch) -> G v` summed over the batch.
+
+    G is the part of the loss's Hessian that is positive semidefinite for every network,
+    and all of it for a linear one. Reverse mode twice: some layers define their own
+    reverse rule, which forward mode cannot pass.
+    """
+
+    def product(context, batch):
+        params, state, vector = context
+
+        def logits_of(params):
+            images = batch.images
+            logits = model.apply({"params": params, **state}, images, train=False)
+            return logits.astype(jnp.float32)
+
+        logits, backward = jax.vjp(logits_of, params)
+        # backward, u -> J^T u, is linear, so the gradient of <backward(u), v> is J v.
+        along = jax.vjp(backward, logits)[1]((vector,))[0]
+        # (diag(p) - p p^T) J v: the Hessian of the cross-entropy in the logits.
+        probability = jax.nn.softmax(logits)
+        mean = jnp.sum(probability * along, axis=-1, keepdims=True)
+        bent = probability * (along - mean)
+        # The loss masks its padding, but no loss is formed here.
+        return backward(jnp.where(batch.mask[:, None] > 0, bent, 0.0))[0]
+
+    return product

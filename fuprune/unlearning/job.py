@@ -1,11 +1,8 @@
 """What every method is given, as one value, and the steps that methods share.
 
-A `Job` says what to forget and from which model, and how clients' data are read: every
-method that reads them (statistics, gradients, answers) reads the same participants, so
-that none has more evidence than another. Fine-tuning is federated training and draws
-its own cohorts from all clients. Every method that fine-tunes does it in `Job.recover`,
-with a key derived in the same way, so that methods started with one key see the same
-cohorts and the same batches.
+Every method that reads clients' data reads the same participants. Every method that
+fine-tunes does it in `Job.recover`, with a key derived in the same way, so that methods
+started with one key see the same cohorts and the same batches.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -15,7 +12,6 @@ import jax
 
 from fuprune.data.federated import FederatedDataset, whole_cohort
 from fuprune.data.preprocess import Preprocess, to_float
-from fuprune.errors import InputError
 from fuprune.federated.cohort import clients_of, for_each_client
 from fuprune.federated.program import ClientProgram, Shared, Task, Transport
 from fuprune.models.layers import loops_are_fast
@@ -29,8 +25,7 @@ from fuprune.unlearning.protocol import (
     UnlearnResult,
     Variables,
 )
-from fuprune.unlearning.reading import participating
-from fuprune.unlearning.request import ForgetRequest, describe_request
+from fuprune.unlearning.request import ForgetRequest, participating
 
 # (context, data) -> what all clients of `data` give.
 RunClients = Callable[[Any, FederatedDataset], tuple[Any, Any]]
@@ -54,7 +49,7 @@ class Job(NamedTuple):
     mesh: Any = None  # devices for `shard_map`; all by default
     # For a method that needs the rounds which the training kept (`rounds.KeptRound`):
     # them, how its server stepped, and how clients train in them again.
-    kept_rounds: Sequence[Any] | None = None
+    kept_rounds: Sequence[Any] = ()
     server: Any = None
     replay: Any = None
     # For a method that trains a model of its own: how, and for how many rounds a first
@@ -67,11 +62,6 @@ class Job(NamedTuple):
     @property
     def classes(self) -> tuple[int, ...]:
         """The classes to forget, for a method that serves no other kind of request."""
-        if self.request.kind != "classes":
-            raise InputError(
-                f"the request names {describe_request(self.request)}; allowed: "
-                "classes, because this method forgets nothing else."
-            )
         return self.request.classes
 
     @property
@@ -119,12 +109,9 @@ class Job(NamedTuple):
     def sum(self, make_sum: MakeSum, *, chunk: int) -> RunClients:
         """`run(context, data) -> (total, number of examples)` over all clients.
 
-        The total is a tree of NumPy arrays: it has arrived on the server.
-
-        Args:
-          make_sum: makes what to sum, `(context, batch) -> tree`, of the network; a
-            `Transport` sends its name.
-          chunk: images at a time.
+        `make_sum` makes what to sum, `(context, batch) -> tree`, of the network; a
+        `Transport` sends its name. A `chunk` is how many images at a time. The total is
+        a tree of NumPy arrays: it has arrived on the server.
         """
         program = sum_program(
             make_sum(self.model), chunk=chunk, preprocess=self.preprocess
@@ -156,14 +143,9 @@ class Job(NamedTuple):
         left = requests.remaining(self.data, self.request)
         own = {} if objective is None else {"objective": objective}
         fit = self.fine_tune(self.model, variables, left, recovery_key(self.key), **own)
-        return UnlearnResult(
-            self.model,
-            fit.state.variables,
-            (Stage(stage, self.model, variables),) if stage else (),
-            fit,
-            upload_bytes,
-            notes or {},
-        )
+        stages = (Stage(stage, self.model, variables),) if stage else ()
+        after = fit.state.variables
+        return UnlearnResult(self.model, after, stages, fit, upload_bytes, notes or {})
 
 
 def recovery_key(key: jax.Array) -> jax.Array:

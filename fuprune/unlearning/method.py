@@ -1,8 +1,7 @@
 """What makes a function a method of forgetting: one decorator, in the method's file.
 
-A method is a function of a `Job`, which holds what all methods are given, and of its
-options, a dataclass made by `fuprune.options.options`. The decorator says what a
-config, a run and a reader need to know, puts it into `METHODS`, and makes it callable
+A method is a function of a `Job` and of its options, a dataclass made by
+`fuprune.options.options`. The decorator puts it into `METHODS` and makes it callable
 with the job's parts and with options by name. The options are its section of the config
 and its row in the documents; nothing else names the method.
 """
@@ -16,7 +15,7 @@ from typing import Any
 import jax
 
 from fuprune.errors import InputError, check_classes
-from fuprune.options import make
+from fuprune.options import fields, make
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.protocol import FineTune, UnlearnResult
@@ -28,9 +27,7 @@ from fuprune.unlearning.request import (
 )
 
 ALL_KINDS = ForgetRequest._fields
-BUDGETS = ("fine_tune", "training", "short")
 METHODS: dict[str, Any] = {}  # by name, as `unlearn.methods` gives it
-_FURTHER = tuple(Job._field_defaults)  # of a job; the others are a call's own arguments
 
 
 @dataclasses.dataclass(eq=False)
@@ -44,8 +41,8 @@ class Method:
     reads_forgotten: bool = False  # looks at the images it is to forget
     trains_on_forgotten: bool = False  # fine-tunes on them, under other labels
     fine_tunes: bool = True  # calls `fine_tune` at all
-    # What `fine_tune` is made with, one of `BUDGETS`: fine-tuning's rounds and
-    # schedule, those of a first training, or fine-tuning's rounds with a fresh one.
+    # What `fine_tune` is made with: fine-tuning's rounds and schedule, those of a first
+    # "training", or, if it is "short", fine-tuning's rounds with a fresh schedule.
     budget: str = "fine_tune"
     needs: str = ""  # the key of `train` that keeps the record which it reads
     needs_every_round: bool = False  # with that key at 1
@@ -74,10 +71,6 @@ class Method:
             batches.
           fine_tune: federated training on what remains, a `protocol.FineTune`.
           **given: further fields of `Job`, and options of the method.
-
-        Raises:
-          InputError: an option is unknown or not allowed, or the method cannot serve
-            the request.
         """
         request = as_request(request)
         check_served(self, request)
@@ -92,27 +85,17 @@ class Method:
 
     def read(self, given: Mapping[str, Any]) -> list[Any]:
         """The options `given` by name, as one value per section."""
-        homes = {n: section for section in self.sections for n in self.names(section)}
+        homes = {n: name for name, kind in self.sections.items() for n in fields(kind)}
         for name in given:
             if name not in homes:
                 raise InputError(
                     f"{self.name} has no option {name!r:.80}; choose some of "
-                    f"{', '.join((*homes, *_FURTHER))}."
+                    f"{', '.join((*homes, *Job._field_defaults))}."
                 )
         return [
             make(kind, {n: x for n, x in given.items() if homes[n] == name}, f"{name}.")
             for name, kind in self.sections.items()
         ]
-
-    def names(self, section: str) -> tuple[str, ...]:
-        """The options in a section."""
-        return tuple(field.name for field in dataclasses.fields(self.sections[section]))
-
-    @property
-    def options(self) -> frozenset[str]:
-        """What a call can be told by name: options, and fields of the job."""
-        own = (name for section in self.sections for name in self.names(section))
-        return frozenset((*own, *_FURTHER))
 
 
 def method(
@@ -126,9 +109,6 @@ def method(
         section of the config, which several methods may share; otherwise the section
         has the method's name.
       **facts: the fields of `Method` from `serves` on.
-
-    Raises:
-      InputError: another module has declared a method of this name.
     """
     kinds = options if isinstance(options, tuple) else (options,)
     sections = {getattr(kind, "section", name): kind for kind in kinds}
@@ -152,15 +132,14 @@ def method(
 
 def _signature(declared: Method) -> inspect.Signature:
     """The arguments of a call by name, for editors and `help`."""
-    _, *arguments = inspect.signature(Method.__call__).parameters.values()
-    found = [one for one in arguments if one.kind is not one.VAR_KEYWORD]
+    own = inspect.signature(Method.__call__).parameters.values()
+    found = [one for one in own if one.name not in ("self", "given")]
+    by_name = inspect.Parameter.KEYWORD_ONLY
     for kind in declared.sections.values():
-        for name, one in inspect.signature(kind).parameters.items():
-            found.append(one.replace(name=name, kind=one.KEYWORD_ONLY))
+        arguments = inspect.signature(kind).parameters.values()
+        found += [one.replace(kind=by_name) for one in arguments]
     for name, default in Job._field_defaults.items():
-        found.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-        )
+        found.append(inspect.Parameter(name, by_name, default=default))
     return inspect.Signature(found)
 
 

@@ -1,16 +1,11 @@
 """Privacy of the class statistics that leave a client (the sums of Eqs. 4-5).
 
-Gaussian noise makes them (epsilon, delta)-differentially private towards one example:
-`clip_scale` bounds what an example adds, `noise_scales` finds the noise with the
-analytic Gaussian mechanism (Balle & Wang 2018, as `dp_accounting` solves it), and
-`epsilon_of` accounts for several releases. Rows of few examples can be suppressed, and
-`Protection` puts it together with secure summation into what the server sees.
-
-Neighbouring datasets differ by one example added or removed anywhere in the
-federation. For one example replaced by another, count every release twice: activations
-are not negative, so what leaves and what comes are at most orthogonal. Not covered:
-privacy of a whole client, the model's updates in training and fine-tuning, and what the
-rounding of floating-point and fixed-point numbers gives away.
+Gaussian noise makes them (epsilon, delta)-differentially private towards one example,
+by the analytic Gaussian mechanism (Balle & Wang 2018, as `dp_accounting` solves it).
+Neighbouring datasets differ by one example added or removed anywhere in the federation.
+For one example replaced by another, count every release twice. Not covered: privacy of
+a whole client, the model's updates in training and fine-tuning, and what the rounding
+of floating-point and fixed-point numbers gives away.
 """
 
 import math
@@ -20,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fuprune.errors import InputError, TooFewClientsError, from_extra
+from fuprune.errors import from_extra
 from fuprune.options import make, option, options
 from fuprune.unlearning.secure_sum import check_threshold, secure_sum
 
@@ -60,48 +55,18 @@ class NoiseScales(NamedTuple):
 
 
 def clip_scale(norms, clip: float):
-    """[B] min(1, C / norm): factors that bring L2 norms [B] down to at most `clip`.
-
-    A norm is over one example's pooled activations of all layers.
-    """
+    """[B] min(1, C / norm): factors that bring L2 norms [B] down to at most `clip`."""
     # A norm of zero divides only in the branch that is not chosen.
     return jnp.where(norms > clip, clip / norms, 1.0)
 
 
-def calibrate_gaussian(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """The least Gaussian noise for one (epsilon, delta)-DP release.
-
-    Its standard deviation, rounded upwards; the sensitivity is in L2.
-    """
-    # Imported where noise is wanted: loading it takes as long as loading JAX.
-    with from_extra("privacy", "differential privacy"):
-        import dp_accounting
-
-    _check_budget(epsilon, delta)
-    _check_positive("sensitivity", sensitivity)
-    unit = dp_accounting.get_sigma_gaussian(epsilon, delta)
-    return sensitivity * unit * (1 + ROUNDING)
-
-
 def epsilon_of(sigma: float, delta: float, releases: int = 1) -> float:
-    """What several releases with Gaussian noise cost together.
+    """The least epsilon, rounded upwards, of several releases of L2 sensitivity 1.
 
     k releases of ratio r are exactly one of ratio sqrt(k) r, even when each is chosen
     after seeing the ones before (Dong et al. 2022), so nothing is lost in composition.
-    The least epsilon, rounded upwards, for noise of deviation `sigma` on releases of
-    L2 sensitivity 1; no noise costs infinity, and no release nothing.
     """
-    _check_budget(1.0, delta)
-    # Negated, so that NaN is refused too.
-    if not (sigma >= 0 and releases >= 0):
-        raise InputError(
-            f"sigma {sigma} and releases {releases} must both be at least 0."
-        )
-    if releases == 0:
-        return 0.0
-    if sigma == 0:
-        return math.inf
-    # Imported here for the same reason as above.
+    # Imported where noise is wanted: loading it takes as long as loading JAX.
     with from_extra("privacy", "differential privacy"):
         import dp_accounting
 
@@ -112,23 +77,17 @@ def epsilon_of(sigma: float, delta: float, releases: int = 1) -> float:
 def noise_scales(
     epsilon: float, delta: float, *, clip: float, releases: int = 1
 ) -> NoiseScales:
-    """The noise that makes `releases` sums of class statistics (epsilon, delta)-DP.
+    """The least noise that makes all releases of class sums (epsilon, delta)-DP.
 
     One example lies in one class: it moves the totals of all layers by at most `clip`
     in L2 and the counts by 1. Both are released together, so that
     (clip / total)^2 + (1 / num_examples)^2 = ratio^2 is the budget to split.
-
-    Args:
-        epsilon: for all releases together.
-        delta: of all releases together.
-        clip: L2 bound of an example's activations over all layers.
-        releases: how often statistics of the same examples are released.
     """
-    _check_positive("clip", clip)
-    if releases < 1:
-        raise InputError(f"releases is {releases}, but it must be at least 1.")
-    # The squared ratio to be split is 1 / unit^2.
-    unit = calibrate_gaussian(epsilon, delta, math.sqrt(releases))
+    with from_extra("privacy", "differential privacy"):
+        import dp_accounting
+
+    sigma = dp_accounting.get_sigma_gaussian(epsilon, delta) * (1 + ROUNDING)
+    unit = math.sqrt(releases) * sigma  # 1 / ratio
     return NoiseScales(
         clip * unit / math.sqrt(1 - COUNT_SHARE), unit / math.sqrt(COUNT_SHARE)
     )
@@ -137,15 +96,8 @@ def noise_scales(
 def describe_privacy(
     scales: NoiseScales, delta: float, *, clip: float, releases: int = 1
 ) -> dict[str, float | int | str]:
-    """The accountant's statement for the report, from the noise and not the wish.
-
-    JSON-able: epsilon, delta, the noise on the sum of each release, and what neighbours
-    are. Arguments are those of `noise_scales`.
-    """
-    # They are released together: one part without noise leaves no finite epsilon.
-    ratio = math.inf
-    if scales.total > 0 and scales.num_examples > 0:
-        ratio = math.hypot(clip / scales.total, 1 / scales.num_examples)
+    """The accountant's statement for the report, from the noise and not the wish."""
+    ratio = math.hypot(clip / scales.total, 1 / scales.num_examples)
     return {
         "epsilon": epsilon_of(1 / ratio, delta, releases),
         "delta": delta,
@@ -165,38 +117,29 @@ def add_noise(statistics, *, key, scales: NoiseScales, num_clients: int = 1):
     1 / num_clients, where `num_clients` is the least number of *honest* clients whose
     uploads reach the sum. If more arrive, the noise is larger than promised; a client
     that leaves its share out, or tells the server what it was, takes it off the rest.
-
-    `scales` are of the sum, and the key is a client's own when it adds a share. Of the
-    `ClassActivations` that come back values may be negative, and counts are float32.
     """
     share = 1 / math.sqrt(num_clients)
     counts_key, totals_key = jax.random.split(key)
     counts = jnp.asarray(statistics.num_examples, jnp.float32)
+    counts += share * scales.num_examples * jax.random.normal(counts_key, counts.shape)
     total = {}
     # Sorted, so that the draws do not depend on the order in which layers came.
     for position, layer in enumerate(sorted(statistics.total)):
         values = jnp.asarray(statistics.total[layer])
-        noise = jax.random.normal(
-            jax.random.fold_in(totals_key, position), values.shape, values.dtype
-        )
+        layer_key = jax.random.fold_in(totals_key, position)
+        noise = jax.random.normal(layer_key, values.shape, values.dtype)
         total[layer] = values + share * scales.total * noise
-    noise = jax.random.normal(counts_key, counts.shape)
-    return statistics._replace(
-        total=total, num_examples=counts + share * scales.num_examples * noise
-    )
+    return statistics._replace(total=total, num_examples=counts)
 
 
 def clamp_statistics(statistics):
-    """Brings noised statistics back to what can be: it costs no privacy.
+    """Noised statistics with totals of at least 0 and counts of at least 1.
 
-    Totals are at least 0 and counts at least 1, so that means stay finite.
+    It costs no privacy, and means stay finite.
     """
-    return statistics._replace(
-        total={
-            layer: jnp.maximum(values, 0) for layer, values in statistics.total.items()
-        },
-        num_examples=jnp.maximum(statistics.num_examples, 1.0),
-    )
+    total = {layer: jnp.maximum(x, 0) for layer, x in statistics.total.items()}
+    counts = jnp.maximum(statistics.num_examples, 1.0)
+    return statistics._replace(total=total, num_examples=counts)
 
 
 def suppress_small(statistics, min_count: float):
@@ -206,25 +149,23 @@ def suppress_small(statistics, min_count: float):
     no privacy. On a client's upload it depends on the data: one example can make a row
     of `min_count` appear or vanish, so noise would have to grow as many times.
     """
+    if not min_count:
+        return statistics
     counts = jnp.asarray(statistics.num_examples)
     kept = counts >= min_count
-    return statistics._replace(
-        total={
-            layer: jnp.where(kept[:, None], values, 0)
-            for layer, values in statistics.total.items()
-        },
-        num_examples=jnp.where(kept, counts, 0),
-    )
+    total = {
+        layer: jnp.where(kept[:, None], x, 0) for layer, x in statistics.total.items()
+    }
+    return statistics._replace(total=total, num_examples=jnp.where(kept, counts, 0))
 
 
 class Protection(NamedTuple):
     """What stands between the clients' uploads and the server.
 
     Without noise, clients suppress their small rows. With noise, the small rows of
-    the noised sum are suppressed instead, which costs no privacy. With noise and
-    secure summation, the clients add it in shares that suffice when only as many stay
-    as the sum takes, so the server never sees an exact sum; without secure summation
-    the server is trusted to add it.
+    the noised sum are suppressed instead. With noise and secure summation, the clients
+    add it in shares that suffice when only as many stay as the sum takes, so the server
+    never sees an exact sum; without it the server is trusted to add the noise.
     """
 
     secure: bool = False  # the server sees the sum over clients and no client's upload
@@ -250,61 +191,37 @@ class Protection(NamedTuple):
         It is their sum when anything is secure or noised, and the uploads otherwise.
         """
         uploads, scales = list(collected.uploads), self.scales
+        if not uploads:
+            return uploads
         if scales is None:
-            if self.min_count:
-                uploads = [suppress_small(x, self.min_count) for x in uploads]
+            uploads = [suppress_small(x, self.min_count) for x in uploads]
             return secure_sum(uploads) if self.secure else uploads
         # One of three, so that published noise stays as it was drawn.
-        noise_key = jax.random.split(key, 3)[1]
+        key = jax.random.split(key, 3)[1]
         if self.secure:
-            # Fewer than this never make a sum, so that every sum carries the promised
-            # noise at least.
-            fewest = check_threshold(len(uploads))
-            noised = [
-                add_noise(
-                    upload,
-                    key=jax.random.fold_in(noise_key, position),
-                    scales=scales,
-                    num_clients=fewest,
-                )
+            # Fewer never make a sum, so every sum carries the promised noise at least.
+            shared: dict[str, Any] = dict(scales=scales)
+            shared["num_clients"] = check_threshold(len(uploads))
+            seen = secure_sum(
+                add_noise(upload, key=jax.random.fold_in(key, position), **shared)
                 for position, upload in enumerate(uploads)
-            ]
-            seen = secure_sum(noised)
-        elif uploads:
-            total = jax.tree.map(lambda *x: sum(map(jnp.asarray, x)), *uploads)
-            seen = add_noise(total, key=noise_key, scales=scales)
-        else:
-            raise TooFewClientsError(
-                "no client's statistics arrived; capture on more clients."
             )
-        clamped = clamp_statistics(seen)
-        return suppress_small(clamped, self.min_count) if self.min_count else clamped
+        else:
+            total = jax.tree.map(lambda *x: sum(map(jnp.asarray, x)), *uploads)
+            seen = add_noise(total, key=key, scales=scales)
+        return suppress_small(clamp_statistics(seen), self.min_count)
 
 
 def protect_statistics(o: Options, *, releases: int = 1) -> Protection:
-    """The protection that the options ask for.
+    """The protection that the options ask for, over all releases of the same examples.
 
-    `releases` is how often statistics of the same examples are released.
+    Clipping only bounds what the noise has to cover; without noise the statistics stay
+    those of Eqs. 4-5.
     """
     shown = Protection(o.secure_sum, min_count=o.min_count)
     if not o.epsilon:
-        # Clipping only bounds what the noise has to cover; without noise the
-        # statistics stay those of Eqs. 4-5.
         return shown
-    # Without min_count: where there is noise, rows are suppressed after it.
     terms: dict[str, Any] = dict(clip=o.clip, releases=releases)
     scales = noise_scales(o.epsilon, o.delta, **terms)
     statement = describe_privacy(scales, o.delta, **terms)
     return shown._replace(scales=scales, clip=o.clip, statement=statement)
-
-
-def _check_budget(epsilon, delta):
-    if not (epsilon > 0 and math.isfinite(epsilon)):
-        raise InputError(f"epsilon is {epsilon}, but it must be finite and above 0.")
-    if not 0 < delta < 1:
-        raise InputError(f"delta is {delta}, but it must lie in (0, 1).")
-
-
-def _check_positive(name, value):
-    if not (value > 0 and math.isfinite(value)):
-        raise InputError(f"{name} is {value}, but it must be finite and above 0.")

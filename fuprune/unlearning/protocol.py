@@ -1,17 +1,14 @@
 """What every way to forget takes and gives back, so that all can be compared.
 
-A method is a function of a trained model, the federation's data and a request: classes,
-clients or examples to forget (`request.ForgetRequest`). The caller passes in how to
-fine-tune, so methods share one budget and one target. A run gives all methods of one
-seed the same key, and each derives the fine-tuning's share of it alike
-(`job.recovery_key`), so they also see the same cohorts, and the paper's speed
+The caller passes in how to fine-tune, so methods share one budget and one target. A run
+gives all methods of one seed the same key, and each derives the fine-tuning's share of
+it alike (`job.recovery_key`), so they also see the same cohorts, and the paper's speed
 measure (rounds to a target accuracy) is comparable.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 
 from fuprune.data.federated import FederatedDataset
@@ -19,34 +16,16 @@ from fuprune.errors import InputError
 from fuprune.federated.train import FitResult
 from fuprune.models.adapt import Variables as Variables
 
+# (model, variables, data, key, objective=None): federated training on what remains,
+# with the caller's budget and target. The objective takes the place of the
+# cross-entropy, as `federated.fed_avg` takes it; methods without one leave it out.
+FineTune = Callable[..., FitResult]
+# (model, variables, data, key, rounds): trains so many rounds, from a fresh optimiser.
+TrainRounds = Callable[[Any, Variables, FederatedDataset, jax.Array, int], FitResult]
+
 
 class UnlearnError(InputError):
     """A method that cannot go on: it diverged, or lacks what it needs."""
-
-
-class FineTune(Protocol):
-    """Federated training on what remains, with the caller's budget and target."""
-
-    def __call__(
-        self,
-        model: nn.Module,
-        variables: Variables,
-        data: FederatedDataset,
-        key: Any,
-        objective: Any = None,
-    ) -> FitResult:
-        """Train `variables` on `data`.
-
-        Args:
-          model: a Flax module.
-          variables: where to start.
-          data: every client's examples to train on.
-          key: of cohorts and batches.
-          objective: what to minimise in place of the cross-entropy, a pure function as
-            `federated.fed_avg` takes it; None for the cross-entropy. A method that does
-            not use it leaves it out, so a caller's function may lack the argument.
-        """
-        ...
 
 
 class Stage(NamedTuple):
@@ -62,10 +41,6 @@ class Checkpoint(NamedTuple):
 
     variables: Variables
     images: int  # that clients trained on, as the method counts them
-
-
-# (model, variables, data, key, rounds): trains so many rounds, from a fresh optimiser.
-TrainRounds = Callable[[Any, Variables, FederatedDataset, jax.Array, int], FitResult]
 
 
 class UnlearnResult(NamedTuple):

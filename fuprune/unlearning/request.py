@@ -1,15 +1,20 @@
-"""What is to be forgotten: classes, clients or single examples.
+"""What is to be forgotten, and whose data are read for it.
 
-A request is of one kind. Whatever the kind, it splits a federation in two: `forgotten`
-is what the request names and `remaining` is the rest, on which every method trains and
-against which it is measured. Examples are counted as in the federation's pool of
-training images; clients by their ids.
+A request is of one kind: classes, clients or single examples. It splits a federation in
+two: `forgotten` is what the request names and `remaining` is the rest, on which every
+method trains and against which it is measured. Examples are counted as in the
+federation's pool of training images; clients by their ids.
+
+The paper's participants are the clients that send statistics. Every method that reads
+clients' data reads the same ones, so that none has more evidence than another.
+Fine-tuning draws its own cohorts from all clients.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.federated import (
@@ -20,6 +25,7 @@ from fuprune.data.federated import (
     keep_classes,
     keep_clients,
     keep_examples,
+    sample_cohort,
 )
 from fuprune.errors import InputError, distinct_integers
 
@@ -52,11 +58,7 @@ class ForgetRequest(NamedTuple):
 
 
 def as_request(request: ForgetRequest | int | Iterable[int]) -> ForgetRequest:
-    """A request of one kind, from one or from the class or classes to forget.
-
-    Raises:
-      InputError: nothing is named, or several kinds are.
-    """
+    """A request of one kind, from one or from the class or classes to forget."""
     if not isinstance(request, ForgetRequest):
         request = ForgetRequest(classes=distinct_integers(request))
     request = ForgetRequest(*map(distinct_integers, request))
@@ -81,18 +83,13 @@ def check_request(
 
     A tuple of ints is classes. How many there are is not known here: `check_classes`
     goes with this one where it is.
-
-    Raises:
-      InputError: nothing or several kinds are named, a client or example does not
-        exist or has no data, or nothing would remain.
     """
     request = as_request(request)
     if request.kind == "classes":
         return request
     if request.kind == "clients":
         number = data.num_clients
-        # Ids stay valid after a client has left, so a range check alone would let it
-        # in.
+        # Ids stay valid after a client has left.
         present = np.arange(number) if data.members is None else data.members
         why = "who has left; name a client that still takes part"
     else:
@@ -105,21 +102,17 @@ def check_request(
     absent = np.setdiff1d(request.targets, jax.device_get(present))
     if absent.size:
         raise InputError(f"{named} {absent[0]}, {why}.")
-    if not _total(forgotten(data, request)):
+    named = f"the request names {describe_request(request)}"
+    if not np.any(jax.device_get(forgotten(data, request).lengths)):
         raise InputError(
-            f"the request names {describe_request(request)}, without a single example; "
-            "there is nothing to forget."
+            f"{named}, without a single example; there is nothing to forget."
         )
-    if not _total(remaining(data, request)):
+    if not np.any(jax.device_get(remaining(data, request).lengths)):
         raise InputError(
-            f"the request names {describe_request(request)}, and no example would "
-            "remain; leave at least one client with data."
+            f"{named}, and no example would remain; leave at least one client with "
+            "data."
         )
     return request
-
-
-def _total(data: FederatedDataset) -> int:
-    return int(np.sum(jax.device_get(data.lengths)))
 
 
 def describe_request(request: ForgetRequest) -> str:
@@ -182,3 +175,48 @@ def warn_of(data: FederatedDataset, request: ForgetRequest) -> list[str]:
         "training image of it remains, so a retrained model never sees it, accuracy on "
         "it falls to chance or below, and the request forgets the whole class."
     ]
+
+
+def choose_participants(
+    key: jax.Array, data: FederatedDataset, number: int
+) -> tuple[int, ...]:
+    """Draws `number` different clients, all equally likely; ids in their order."""
+    drawn = sample_cohort(key, data, number)
+    return tuple(jax.device_get(drawn.clients).tolist())
+
+
+def missing_classes(
+    data: FederatedDataset, participants: Sequence[int] | None, classes: Iterable[int]
+) -> tuple[int, ...]:
+    """Those of `classes` of which no participant (None: all) holds an example."""
+    held = held_classes(participating(data, participants))
+    return tuple(int(u) for u in classes if int(u) not in held)
+
+
+def participating(
+    data: FederatedDataset, participants: Sequence[int] | None
+) -> FederatedDataset:
+    """The federation in which every client but the participants holds nothing.
+
+    Shapes, ids and the places of clients on devices stay as they are. Participants are
+    client ids, or None for all.
+    """
+    if participants is None:
+        return data
+    ids = check_participants(participants, data)
+    takes_part = np.isin(np.arange(data.num_clients), ids)
+    return data._replace(lengths=jnp.where(takes_part, data.lengths, 0))
+
+
+def check_participants(
+    participants: Sequence[int], data: FederatedDataset
+) -> tuple[int, ...]:
+    """Client ids, each once and in their order, if there are such clients."""
+    # A repeated id would be counted twice but noised once.
+    ids = tuple(dict.fromkeys(int(client) for client in participants))
+    if not ids or min(ids) < 0 or max(ids) >= data.num_clients:
+        raise InputError(
+            f"participants are {list(ids)}, but must be one or more client ids from "
+            f"0 to {data.num_clients - 1}."
+        )
+    return ids

@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import Rule, weighted_mean
 from fuprune.federated.server import RoundInfo, follow
-from fuprune.unlearning.protocol import Variables
+from fuprune.unlearning.protocol import UnlearnError, Variables
 
 
 class KeptRound(NamedTuple):
@@ -46,20 +46,23 @@ def is_kept(round_number: int, interval: int) -> bool:
 
 
 def keep_round(round_number: int, variables: Variables, info: RoundInfo) -> KeptRound:
-    """What is kept of one round.
+    """What is kept of round t: the server's variables before it and what clients sent.
 
-    Args:
-      round_number: t, counted from 0.
-      variables: of the server before the round.
-      info: of the round, from an algorithm made with `keep_updates=True`.
+    `info` is from an algorithm made with `keep_updates=True`.
     """
     if info.updates is None:
         raise InputError(
             "the round kept no updates; make the algorithm with keep_updates=True."
         )
-    before, updates, weights, clients = _to_host(
-        (variables, info.updates, info.weights, info.clients)
-    )
+    sent = (variables, info.updates, info.weights, info.clients)
+    # Devices of other processes may hold a part.
+    arrays = [x for x in jax.tree.leaves(sent) if isinstance(x, jax.Array)]
+    if all(x.is_fully_addressable or x.is_fully_replicated for x in arrays):
+        before, updates, weights, clients = jax.device_get(sent)
+    else:
+        before, updates, weights, clients = multihost_utils.process_allgather(
+            sent, tiled=True
+        )
     # Those turned away, or without data, have weight zero, and their rows mean nothing.
     counted = np.flatnonzero(np.asarray(weights) > 0)
     return KeptRound(
@@ -71,19 +74,13 @@ def keep_round(round_number: int, variables: Variables, info: RoundInfo) -> Kept
     )
 
 
-def _to_host(tree):
-    """The tree in this process's memory, also where devices of others hold a part."""
-    here = (
-        not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated
-        for x in jax.tree.leaves(tree)
-    )
-    if all(here):
-        return jax.device_get(tree)
-    return multihost_utils.process_allgather(tree, tiled=True)
-
-
 def check_kept(rounds: Sequence[KeptRound], variables: Variables) -> None:
-    """Raises InputError unless the kept rounds are of a model of these shapes."""
+    """Raises an error unless there are kept rounds, of a model of these shapes."""
+    if not len(rounds):
+        raise UnlearnError(
+            "the method needs rounds of the training and none was kept; train with "
+            "train.history_interval=1, or more for fed_eraser."
+        )
     of_model, kept = (
         jax.tree.map(np.shape, dict(one)["params"])
         for one in (variables, rounds[0].variables)

@@ -2,11 +2,7 @@
 
 A score is a function `(A*, class) -> [C]` of one layer's mean activations by class,
 [U, C]; the channels with the highest scores are cut. `tf_idf` is the paper's (Eqs. 6-8,
-in `tfidf`). It ranks by how much a class uses a channel, and cuts nearly the same
-channels for every class, because channels that are strong for one class are strong for
-most. `contrast` ranks by how much more the class uses a channel than the others do.
-
-A pruner's scores know no class: `IMPORTANCES`. They are functions
+in `tfidf`). A pruner's scores know no class: `IMPORTANCES` are functions
 `(model, variables, images, labels) -> {layer: [C]}`, and the channels with the lowest
 scores are cut (`make_plan(..., order="lowest")`).
 """
@@ -29,31 +25,18 @@ SMOOTHING = 1e-3  # share of a layer's mean activation that is added to a denomi
 
 
 def contrast(a, target, *, floor: float = 0.0) -> jax.Array:
-    """Returns how much more a class activates each channel than the other classes do.
-
-    Read A[k, j] as how often class k uses channel j. With classes equally likely,
-    the chance of the channel given the class over its chance given another class is
+    """How much more a class activates each channel than the other classes do, [C].
 
         A[u', j] / mean over k != u' of A[k, j],
 
     the lift of class and channel, taken against the others: 1 for a channel that is
-    the same to all classes, and the larger the less the others use it. The ratio lies
-    within one channel. So a filter that is scaled by any factor, which the norm behind
-    it cancels, keeps its score, and scores of different layers compare as they are,
-    while a term frequency is a share of its layer, larger where the layer is narrow.
+    the same to all classes. The ratio lies within one channel, so a filter that is
+    scaled by any factor, which the norm behind it cancels, keeps its score, and scores
+    of different layers compare as they are. A term frequency is a share of its layer.
 
-    A channel that hardly fires would give 0 / 0. So a thousandth of the layer's mean
-    activation is added to the denominator: such a channel scores near 0, and all others
-    lose less than a thousandth. Where statistics carry noise, its `floor` is added, too
-    (`noise_floor`).
-
-    Args:
-      a: A*, mean activations by class, [U, C], not negative; U is 2 or more.
-      target: u', the class; an integer, or a traced one.
-      floor: what noise alone can reach in a mean.
-
-    Returns:
-      The contrast, [C]; zeros where the layer activates nothing.
+    A thousandth of the layer's mean activation is added to the denominator, so that a
+    channel that hardly fires scores near 0, and the `floor` that noise alone can reach
+    in a mean (`noise_floor`).
     """
     a = jnp.asarray(a)
     row, classes = a[target], jnp.arange(a.shape[0])[:, None]
@@ -63,37 +46,26 @@ def contrast(a, target, *, floor: float = 0.0) -> jax.Array:
 
 
 def noise_floor(deviation: float, channels: int) -> float:
-    """Returns the `floor` of `contrast` where the target's means carry Gaussian noise.
+    """The `floor` of `contrast` where the target's means carry noise of a deviation.
 
-    Noise of deviation s on the sum of a class's n examples is noise of `deviation`
-    s / n on its mean. Among C channels that never fire, the largest such mean is at
-    most sqrt(2 ln C) deviations in expectation (the maximum of C normal variables).
-    With that as floor a channel of noise alone scores about 1 or less, like one that is
-    the same to all classes, instead of the ratio of two small draws, which has no
-    bound. Noise on the count scales the class's whole row and changes no order.
+    Among C channels that never fire, the largest mean is at most sqrt(2 ln C)
+    deviations in expectation (the maximum of C normal variables), so a channel of noise
+    alone scores about 1 or less, instead of the ratio of two small draws.
     """
     return deviation * math.sqrt(2 * math.log(max(channels, 2)))
 
 
 def class_aware(a, target) -> jax.Array:
-    """Returns how few classes need a channel that the class needs.
+    """How few classes need a channel that the class needs, [C].
 
-    After Jiang et al., "Class-Aware Pruning for Efficient Neural Networks" (DATE 2024),
-    who remove the filters that matter to few classes. A class needs the channels at or
-    above the mean of its own, as in Eq. 7, where the paper counts images on which a
-    Taylor expansion of the loss finds a filter important. With n_j classes that need
-    channel j of U, the score is
+    After Jiang et al., "Class-Aware Pruning for Efficient Neural Networks" (DATE 2024).
+    A class needs the channels at or above the mean of its own, as in Eq. 7, where the
+    paper counts images on which a Taylor expansion of the loss finds a filter
+    important. With n_j classes that need channel j of U, the score is
 
         [u' needs j] (U - n_j) + A[u', j] / sum over k of A[k, j]:
 
     the count decides, and the share of the class, which is at most 1, decides ties.
-
-    Args:
-      a: A*, mean activations by class, [U, C], not negative.
-      target: u', the class; an integer, or a traced one.
-
-    Returns:
-      The score, [C].
     """
     a = jnp.asarray(a)
     needs = (a * a.shape[1] >= jnp.sum(a, axis=1, keepdims=True)) & (a > 0)
@@ -115,11 +87,9 @@ def magnitude(model, variables, images, labels=None) -> dict[str, np.ndarray]:
 
     Of the images, [B, H, W, C], only the shape matters, and no label does.
     """
-    del labels
-    return {
-        layer: np.sqrt(np.mean(kernel**2, axis=0))
-        for layer, kernel in _filters(model, variables, variables, images).items()
-    }
+    layers = trace_layers(model, variables, images)
+    kernels = filters(layers, variables)
+    return {name: np.sqrt(np.mean(x**2, axis=0)) for name, x in kernels.items()}
 
 
 def norm_scale(model, variables, images, labels=None) -> dict[str, np.ndarray]:
@@ -127,25 +97,17 @@ def norm_scale(model, variables, images, labels=None) -> dict[str, np.ndarray]:
 
     Layers without such a norm have no score. Arguments are those of `magnitude`.
     """
-    del labels
-    values = _by_path(variables)
     layers = trace_layers(model, variables, images)
-    return {
-        name: np.abs(values[path])
-        for name, path in scales_of(model, variables, layers, images).items()
-    }
+    scales = scales_of(model, variables, layers, images)
+    values = _by_path(variables)
+    return {name: np.abs(values[path]) for name, path in scales.items()}
 
 
 def taylor(model, variables, images, labels) -> dict[str, np.ndarray]:
     """What a batch's loss changes if a filter goes, to first order (Molchanov et al.).
 
-    The square of the sum over a filter of weight times gradient (CVPR 2019).
-
-    Args:
-      model: any network.
-      variables: its variables.
-      images: [B, H, W, C] float, as the network takes them.
-      labels: [B] int.
+    The square of the sum over a filter of weight times gradient (CVPR 2019). Images
+    [B, H, W, C] are floats, as the network takes them, and labels are [B].
     """
     network = adapt(model)
 
@@ -155,21 +117,19 @@ def taylor(model, variables, images, labels) -> dict[str, np.ndarray]:
         return -jnp.mean(jnp.take_along_axis(logs, jnp.asarray(labels)[:, None], 1))
 
     gradients = {"params": jax.jit(jax.grad(loss))(variables["params"])}
-    weights = _filters(model, variables, variables, images)
-    slopes = _filters(model, variables, gradients, images)
+    layers = trace_layers(model, variables, images)
+    weights, slopes = filters(layers, variables), filters(layers, gradients)
     return {n: np.sum(weights[n] * slopes[n], axis=0) ** 2 for n in weights}
 
 
 IMPORTANCES = {"magnitude": magnitude, "norm_scale": norm_scale, "taylor": taylor}
 
 
-def _filters(model, variables, tree, images) -> dict[str, np.ndarray]:
-    """[entries, C] of every layer's kernel in a tree like the variables."""
+def filters(layers, tree) -> dict[str, np.ndarray]:
+    """[entries, C] of every traced layer's kernel in a tree like the variables."""
     values = _by_path(tree)
-    kernels = {
-        name: np.moveaxis(values[layer.path], layer.axis, -1)
-        for name, layer in trace_layers(model, variables, images).items()
-    }
+    # A network may call its kernels anything, and have the channels on any axis.
+    kernels = {n: np.moveaxis(values[x.path], x.axis, -1) for n, x in layers.items()}
     return {name: x.reshape(-1, x.shape[-1]) for name, x in kernels.items()}
 
 

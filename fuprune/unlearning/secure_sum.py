@@ -1,13 +1,12 @@
 """The sum that secure summation would show a server, computed without its messages.
 
 In secure summation every client encodes its upload as whole numbers modulo 2^64 and
-hides them under masks that cancel in the sum. A simulation plays server and clients
-in one process, where masks would hide nothing: it encodes, adds and decodes, which
-gives the same sum to the last bit, rounding and limits included. The masks, keys and
-messages that hide uploads from a real server are in `fuprune.flower`.
+hides them under masks that cancel in the sum. A simulation encodes, adds and decodes,
+which gives the same sum to the last bit, rounding and limits included. The masks, keys
+and messages that hide uploads from a real server are in `fuprune.flower`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -18,24 +17,16 @@ from fuprune.errors import InputError
 SCALE = 2.0**20  # a value is sent to the nearest 2^-20
 
 
-def secure_sum(uploads: Sequence):
-    """The sum of pytrees of one form, each value rounded to a multiple of 1 / SCALE.
-
-    Raises:
-        InputError: there are fewer than two uploads, or a value is not finite, or too
-            large to be summed without wrapping.
-    """
+def secure_sum(uploads: Iterable):
+    """The sum of pytrees of one form, each value rounded to a multiple of 1 / SCALE."""
+    uploads = list(uploads)
     check_threshold(len(uploads))
     words = [encode(upload, num_clients=len(uploads)) for upload in uploads]
     return decode(np.stack(words).sum(axis=0), uploads[0])
 
 
 def check_threshold(num_clients: int, threshold: int | None = None) -> int:
-    """How many of n clients must stay for a sum to be shown, a majority by default.
-
-    Raises:
-        InputError: n is below 2, or the threshold is outside [2, n].
-    """
+    """How many of n clients must stay for a sum to be shown, a majority by default."""
     if num_clients < 2:
         raise InputError(
             f"secure summation has {num_clients} clients and needs at least 2, since "
@@ -54,14 +45,11 @@ def check_threshold(num_clients: int, threshold: int | None = None) -> int:
 def encode(upload, *, num_clients: int) -> np.ndarray:
     """A pytree of D values as whole numbers modulo 2^64: [D] uint64.
 
-    Values are rounded to multiples of 1 / SCALE, and may be at most 2^63 / n / SCALE in
-    size, so that no sum of n clients' wraps around.
+    Values may be at most 2^63 / n / SCALE in size, so that no sum of n clients' wraps.
     """
     values = np.concatenate(
         [np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(upload)]
     )
-    # Below this, n summands of either sign stay within a signed 64-bit number, and the
-    # sum modulo 2^64 is the sum.
     limit = (2**63 - 1) // num_clients
     rounded = np.rint(values * SCALE)
     fits = np.abs(rounded) <= limit

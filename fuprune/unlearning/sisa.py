@@ -9,10 +9,8 @@ other shards alone. The shards' answers together are the model.
 
 A checkpoint is named by the SHA-256 of all that it has seen, so what a request does not
 touch is found again and what it touches is not. Forgetting is exact: the ensemble is
-the one that training on what remains would have made.
-
-For a class that most clients hold nothing is saved: the first slice of every shard
-holds it, and forgetting is training the whole ensemble again.
+the one that training on what remains would have made. For a class that most clients
+hold nothing is saved.
 """
 
 import hashlib
@@ -59,7 +57,7 @@ def slice_rounds(rounds: int, slices: int) -> tuple[int, ...]:
 
 def deal_clients(key: jax.Array, num_clients: int, shards: int) -> list[list[int]]:
     """Clients of each shard, in the order of their slices."""
-    if not 1 <= shards <= num_clients:
+    if shards > num_clients:
         raise InputError(
             f"sisa.shards is {shards}, but must be 1 to {num_clients}, the clients."
         )
@@ -94,43 +92,37 @@ def sisa(job: Job, o: Options) -> UnlearnResult:
 
     Each shard trains a network of the model's architecture slice by slice with
     `job.train`, for `job.train_rounds`, E, if it had one slice; nothing is fine-tuned.
-    Checkpoints in `job.checkpoints`, by the hash of what they saw, are not trained
-    again, and new ones are put there. The stages are `ensemble`, before forgetting, and
-    `resharded`, after it; notes say how much was trained again.
+    Checkpoints in `job.checkpoints` are not trained again, and new ones are put there.
+    The stages are `ensemble`, before forgetting, and `resharded`, after it.
     """
-    train, shards, slices = job.train, o.shards, o.slices
+    train = job.train
     if train is None:
         raise UnlearnError("sisa trains its own ensemble; pass how a slice is trained.")
-    ensemble = Ensemble(job.model, shards, o.vote)
+    ensemble = Ensemble(job.model, o.shards, o.vote)
     kept = {} if job.checkpoints is None else job.checkpoints
     deal_key, shard_key = jax.random.split(job.key)
-    groups = deal_clients(deal_key, job.data.num_clients, shards)
-    schedule = slice_rounds(job.train_rounds, slices)
+    groups = deal_clients(deal_key, job.data.num_clients, o.shards)
+    schedule = slice_rounds(job.train_rounds, o.slices)
     # In this order: the second training finds in `kept` the checkpoints of the first
     # that the request does not touch.
     first, again = (
         train_shards(job.model, given, groups, schedule, train, kept, shard_key)
         for given in (job.data, remaining(job.data, job.request))
     )
+    trained = sum(sum(images.values()) for images in first.images)
     again_only = [
-        {name: number for name, number in after.items() if name not in before}
+        [after[name] for name in after if name not in before]
         for before, after in zip(first.images, again.images, strict=True)
     ]
-    trained, retrained = (
-        sum(sum(images.values()) for images in by_shard)
-        for by_shard in (first.images, again_only)
-    )
+    retrained, slices = sum(map(sum, again_only)), sum(map(len, again_only))
     notes: dict[str, Any] = {
-        "shards": shards,
-        "slices": slices,
-        "vote": o.vote,
         "shards_retrained": sum(map(bool, again_only)),
-        "slices_retrained": sum(map(len, again_only)),
+        "slices_retrained": slices,
         "images": retrained,
         "images_of_training": trained,
         "share_of_training": retrained / max(trained, 1),
     }
-    if notes["slices_retrained"] == shards * slices:
+    if slices == o.shards * o.slices:
         notes["saved"] = (
             "nothing: the first slice of every shard holds what was forgotten, so the "
             "whole ensemble was trained again"
@@ -179,22 +171,16 @@ def train_shards(
             name = seen.hexdigest()
             if name not in kept:
                 given = keep_clients(data, clients[:end])
-                # 0 was the initialisation.
-                slice_key = jax.random.fold_in(key_here, i + 1)
-                kept[name] = _train_slice(
-                    model, variables, given, slice_key, rounds, train
-                )
+                made = Checkpoint(variables, 0)
+                if rounds and np.any(jax.device_get(given.lengths)):
+                    # 0 was the initialisation.
+                    slice_key = jax.random.fold_in(key_here, i + 1)
+                    fit = train(model, variables, given, slice_key, rounds)
+                    number = sum(int(x.metrics["images"]) for x in fit.history)
+                    made = Checkpoint(fit.state.variables, number)
+                kept[name] = made
             variables = kept[name].variables
             found[name] = kept[name].images
         members.append(variables)
         images.append(found)
     return Trained(stack_members(members), images)
-
-
-def _train_slice(model, variables, data, key, rounds: int, train) -> Checkpoint:
-    """One slice; without rounds or data its network is the one before."""
-    if not rounds or not np.any(jax.device_get(data.lengths)):
-        return Checkpoint(variables, 0)
-    fit = train(model, variables, data, key, rounds)
-    images = sum(int(record.metrics["images"]) for record in fit.history)
-    return Checkpoint(fit.state.variables, images)

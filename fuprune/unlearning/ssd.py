@@ -23,7 +23,7 @@ from fuprune.unlearning.client_sums import NOBODY, SIMULATED, BatchSum, gradient
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.method import ALL_KINDS, method
 from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
-from fuprune.unlearning.reading import participating
+from fuprune.unlearning.request import participating
 
 
 @options

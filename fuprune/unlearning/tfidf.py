@@ -1,8 +1,8 @@
 """How much each channel says about one class: TF-IDF of activations, Eqs. 6-8.
 
 A class is a document and a channel a word. All functions are pure jnp over one layer's
-global representation A*, [U, C] (classes by channels), and can be jitted and vmapped,
-over `target` too.
+global representation A*, [U, C] (mean activations, classes by channels, not negative)
+and the class u', `target`; they can be jitted and vmapped, over `target` too.
 """
 
 import jax
@@ -14,14 +14,9 @@ VARIANTS = ("paper", "released")
 
 
 def term_frequency(a, target) -> jax.Array:
-    """Returns the share of each channel in a class's activation, Eq. 6.
+    """The share of each channel in a class's activation, Eq. 6: TF, [C].
 
-    Args:
-      a: A*, mean activations by class, [U, C], not negative.
-      target: u', the class; an integer, or a traced one.
-
-    Returns:
-      TF, [C], summing to one; zeros where the class activates nothing.
+    It sums to one; zeros where the class activates nothing.
     """
     row = jnp.asarray(a)[target]
     total = jnp.sum(row)
@@ -30,7 +25,7 @@ def term_frequency(a, target) -> jax.Array:
 
 
 def inverse_document_frequency(a, *, variant: str = "paper") -> jax.Array:
-    """Returns how rare it is that a class uses each channel, Eq. 7.
+    """How rare it is that a class uses each channel, Eq. 7: IDF, [C].
 
     With n_j the number of classes that use channel j:
 
@@ -38,13 +33,6 @@ def inverse_document_frequency(a, *, variant: str = "paper") -> jax.Array:
       of its own channels. The largest value is log(1 + U), the least zero.
     * "released", the authors' code: log(U / (1 + n_j)), a channel being used by the
       classes at or above the mean of that channel. It can be negative.
-
-    Args:
-      a: A*, mean activations by class, [U, C].
-      variant: "paper" or "released".
-
-    Returns:
-      IDF, [C].
     """
     check_choice("variant", variant, VARIANTS)
     a = jnp.asarray(a)
@@ -64,14 +52,5 @@ def inverse_document_frequency(a, *, variant: str = "paper") -> jax.Array:
 
 
 def tf_idf(a, target, *, variant: str = "paper") -> jax.Array:
-    """Returns the score of each channel for a class, Eq. 8.
-
-    Args:
-      a: A*, mean activations by class, [U, C].
-      target: u', the class to forget.
-      variant: of the inverse document frequency, "paper" or "released".
-
-    Returns:
-      TF-IDF, [C]; the higher, the more the channel is about that class.
-    """
+    """The score of each channel for a class, Eq. 8: the higher, the more about it."""
     return term_frequency(a, target) * inverse_document_frequency(a, variant=variant)

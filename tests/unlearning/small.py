@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fuprune.data.federated import FederatedDataset, federate
+from fuprune.data.federated import FederatedDataset, federate, take_clients
 from fuprune.federated.server import ServerState, fed_avg
 from fuprune.federated.train import FitResult, fit
 from fuprune.models.fresh import init_variables
@@ -16,6 +16,7 @@ from fuprune.models.layers import ConvNorm
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.request import ForgetRequest, as_request, forgotten
+from fuprune.unlearning.rounds import is_kept, keep_round
 from tests.tiny import tiny_dataset
 
 
@@ -129,6 +130,18 @@ def make_train(optimizer=None, **work):
     return train
 
 
+def train_and_keep(algorithm, variables, data, cohorts, interval=1, keys=None):
+    """The trained variables and the kept rounds, one cohort of client ids per round."""
+    state, kept = algorithm.init(variables), []
+    for number, clients in enumerate(cohorts):
+        key = jax.random.key(number) if keys is None else keys[number]
+        before, cohort = state.variables, take_clients(data, clients)
+        state, info = algorithm.round(state, cohort, key)
+        if is_kept(number, interval):
+            kept.append(keep_round(number, before, info))
+    return state.variables, kept
+
+
 def poisoned(data: FederatedDataset, request) -> FederatedDataset:
     """The same federation with other images where they are to be forgotten."""
     named = forgotten(data, as_request(request))
@@ -136,6 +149,13 @@ def poisoned(data: FederatedDataset, request) -> FederatedDataset:
     images = np.array(data.images)
     images[rows[np.arange(rows.shape[1]) < lengths[:, None]]] = 255
     return data._replace(images=jnp.asarray(images))
+
+
+def flat(dataset, classes):
+    """Images of some classes as vectors [N, D], and their labels."""
+    keep = np.isin(dataset.labels, classes)
+    images = dataset.images[keep].astype(np.float64) / 255.0
+    return images.reshape(len(images), -1), dataset.labels[keep]
 
 
 def held_by(data: FederatedDataset) -> list[set[int]]:

@@ -13,11 +13,10 @@ from fuprune.federated.cohort import Shared, clients_of, for_each_client
 from fuprune.unlearning.activations import (
     ClassActivations,
     activations_program,
+    ask,
     class_activations,
     collect,
-    make_run,
     merge_activations,
-    receive,
 )
 from fuprune.unlearning.protocol import UnlearnError
 from tests import reference
@@ -116,13 +115,20 @@ def test_an_upload_is_small_and_counted(federation):
 def test_a_client_whose_statistics_are_broken_is_turned_away_alone(federation):
     """The rest goes on; the log says who and why."""
     _, data, variables = federation
-    cohort = whole_cohort(data)
-    run = make_run(
-        activations_program, MODEL, "vmap", None, num_classes=4, batch_size=8
-    )
-    total, stacked = run(variables, cohort)
-    stacked.total["conv1"] = stacked.total["conv1"].at[2].set(np.nan)
-    collected = receive((total, stacked), cohort, "vmap", clip=None)
+
+    def broken(model, **options):
+        program = activations_program(model, **options)
+
+        def finish(shared, client, carry):
+            spoil = jnp.where(client.client_id == 2, jnp.nan, 1.0)
+            return (), carry._replace(
+                total={k: v * spoil for k, v in carry.total.items()}
+            )
+
+        return program._replace(finish=finish)
+
+    given = (MODEL, variables, whole_cohort(data))
+    collected = ask(broken, *given, backend="vmap", num_classes=4, batch_size=8)
     assert collected.clients == [0, 3]
     assert list(collected.rejected) == [2] and "NaN" in collected.rejected[2]
 

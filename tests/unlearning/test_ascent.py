@@ -9,12 +9,7 @@ import pytest
 from fuprune.data.federated import drop_classes
 from fuprune.unlearning.ascent import CLIP_NORM
 from fuprune.unlearning.protocol import UnlearnError
-from tests.unlearning.small import (
-    SoftmaxRegression,
-    forget_by,
-    initial,
-    small_data,
-)
+from tests.unlearning.small import SoftmaxRegression, forget_by, initial, small_data
 
 MODEL = SoftmaxRegression(num_classes=4)
 

@@ -7,11 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuprune.data.federated import (
-    FederatedDataset,
-    federate,
-    take_clients,
-)
+from fuprune.data.federated import FederatedDataset, federate, take_clients
 from fuprune.models import zoo
 from fuprune.models.adapt import adapt
 from fuprune.models.fresh import init_variables
@@ -243,21 +239,6 @@ def test_classes_that_no_participant_holds_are_left_out(trained):
         np.testing.assert_allclose(scores, expected.scores[layer], rtol=1e-4, atol=1e-6)
     with pytest.raises(UnlearnError, match="no statistics of class 3 arrived"):
         forget((data, variables), (3,), participants=(0, 1, 2))
-
-
-def test_weighting_by_clients_is_refused_where_only_a_sum_arrives(trained):
-    for options in (dict(secure_sum=True), dict(epsilon=1.0)):
-        with pytest.raises(UnlearnError, match="weighting is 'clients'"):
-            forget(trained, (3,), weighting="clients", **options)
-
-
-def test_orders_and_variants_choose_different_channels(trained):
-    """Highest, lowest and random are different cuts; so is the released IDF."""
-    cuts = [
-        forget(trained, (3,), **options).notes["cuts"][0]["cut"]
-        for options in ({}, {"order": "lowest"}, {"order": "random"})
-    ]
-    assert cuts[0] != cuts[1] != cuts[2]
 
 
 def test_server_proc_scores_every_layer():

@@ -47,12 +47,6 @@ def test_limit_takes_the_same_share_of_every_client_spread_over_its_row():
     assert not limited.rows[0, 20:].any()
 
 
-@pytest.mark.parametrize("limit", [0, 60, 1000])
-def test_a_limit_that_does_not_bind_changes_nothing(limit):
-    data = federate(tiny_dataset(60), [np.arange(60)])
-    assert limit_examples(data, limit) is data
-
-
 @pytest.mark.parametrize("limit", [1, 7, 59])
 def test_limit_is_met_exactly(limit):
     data = federate(tiny_dataset(60), np.array_split(np.arange(60), 7))

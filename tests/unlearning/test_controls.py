@@ -39,9 +39,7 @@ def forget(name, trained, fine_tune=None, **options):
 def changed(before, after):
     """Paths of the leaves that differ."""
     pairs = zip(
-        jax.tree_util.tree_leaves_with_path(before),
-        jax.tree.leaves(after),
-        strict=True,
+        jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
     )
     return {
         jax.tree_util.keystr(path, simple=True, separator="/")

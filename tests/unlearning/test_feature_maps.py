@@ -12,10 +12,7 @@ from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 def test_maps_are_those_of_the_most_and_least_telling_channel():
     """Two images of the class first, then one of each other class."""
     model, variables, dataset = TinyNet(), tiny_variables(), tiny_dataset(12)
-    scores = {
-        "conv1": [9.0, 0, 0, 0, 0, 0],
-        "conv2": [0.1, 0.5, 0.2, 0.05, 0.1, 0.1],
-    }
+    scores = {"conv1": [9.0, 0, 0, 0, 0, 0], "conv2": [0.1, 0.5, 0.2, 0.05, 0.1, 0.1]}
     shown = telling_feature_maps(
         model, variables, dataset, scores, target=2, prepare=to_float
     )

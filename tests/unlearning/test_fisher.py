@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from fuprune.data.federated import drop_classes, federate
+from fuprune.federated.client import Batch
 from fuprune.options import make
 from fuprune.surgery import PrunePlan, mask
 from fuprune.unlearning.fisher import (
     Options,
-    diagonal_fisher,
     fisher_sum,
     label_factors,
     mean_over_clients,
@@ -23,6 +23,7 @@ from tests.tiny import tiny_dataset
 from tests.unlearning.small import (
     SmallNet,
     SoftmaxRegression,
+    flat,
     forget_by,
     initial,
     make_job,
@@ -41,20 +42,13 @@ def regression():
     return dataset, data, initial(REGRESSION, SHAPE)
 
 
-def flat(dataset, classes):
-    keep = np.isin(dataset.labels, classes)
-    images = dataset.images[keep].astype(np.float64) / 255.0
-    return images.reshape(len(images), -1), dataset.labels[keep]
-
-
 def parameters(variables):
     head = variables["params"]["head"]
     return (np.asarray(head[name], np.float64) for name in ("kernel", "bias"))
 
 
 @pytest.mark.parametrize(
-    "logits",
-    [[0.3, -1.0, 2.0, 0.5], [80.0, 0.0, -5.0, 3.0], [0.0, 0.0, 0.0, 200.0]],
+    "logits", [[0.3, -1.0, 2.0, 0.5], [80.0, 0.0, -5.0, 3.0], [0.0, 0.0, 0.0, 200.0]]
 )
 def test_label_factors_are_the_covariance_of_the_score(logits):
     factors = label_factors(jnp.asarray([logits]))[0]
@@ -102,7 +96,8 @@ def test_information_is_an_expectation_over_labels_per_example():
         )
 
     total = jax.tree.map(lambda *x: sum(x), *(expected(image) for image in images))
-    actual = jax.jit(lambda x: diagonal_fisher(model, variables, x))(images)
+    batch = Batch(images, None, jnp.ones(3))
+    actual = jax.jit(lambda: fisher_sum(model)(variables, batch))()
     chex.assert_trees_all_close(actual, total, rtol=1e-4, atol=1e-8)
 
 

@@ -9,15 +9,13 @@ import numpy as np
 import optax
 import pytest
 
-from fuprune.data.federated import whole_cohort
 from fuprune.federated.server import fed_avg
 from fuprune.models.adapt import adapt
 from fuprune.unlearning.fed_eraser import Replay
 from fuprune.unlearning.head import head_classes, head_name
 from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.request import ForgetRequest
-from fuprune.unlearning.rounds import keep_round
-from tests.unlearning.small import forget_by, small_data
+from tests.unlearning.small import forget_by, small_data, train_and_keep
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 
@@ -100,25 +98,11 @@ def test_the_head_is_found_and_its_rows_are_set_in_any_tree():
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_replaying_the_rounds_of_a_network_of_lists(variant):
     algorithm = fed_avg(
-        MODEL,
-        client_optimizer=optax.sgd(0.05),
-        batch_size=8,
-        keep_updates=True,
+        MODEL, client_optimizer=optax.sgd(0.05), batch_size=8, keep_updates=True
     )
-    state, kept = algorithm.init(VARIABLES), []
-    for number in range(2):
-        before, cohort = state.variables, whole_cohort(small_data())
-        state, info = algorithm.round(state, cohort, jax.random.key(number))
-        kept.append(keep_round(number, before, info))
-    result = forget_by(
-        "fed_eraser",
-        MODEL,
-        state.variables,
-        small_data(),
-        ForgetRequest(clients=(2,)),
-        kept_rounds=kept,
-        replay=Replay(algorithm),
-        variant=variant,
-    )
+    data, request = small_data(), ForgetRequest(clients=(2,))
+    trained, kept = train_and_keep(algorithm, VARIABLES, data, [range(4)] * 2)
+    options = dict(kept_rounds=kept, replay=Replay(algorithm), variant=variant)
+    result = forget_by("fed_eraser", MODEL, trained, data, request, **options)
     chex.assert_trees_all_equal_structs(result.variables, VARIABLES)
     chex.assert_tree_all_finite(result.variables)

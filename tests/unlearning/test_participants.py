@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuprune.data.federated import federate, keep_classes
-from fuprune.unlearning.reading import (
+from fuprune.unlearning.request import (
     choose_participants,
     missing_classes,
     participating,

@@ -12,7 +12,7 @@ import pytest
 
 from fuprune import options
 from fuprune.config import KEYS
-from fuprune.data.federated import keep_classes, whole_cohort
+from fuprune.data.federated import keep_classes
 from fuprune.federated.server import fed_avg
 from fuprune.unlearning.class_pruning import class_pruning
 from fuprune.unlearning.controls import mask_logit
@@ -22,7 +22,6 @@ from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.protocol import UnlearnResult
 from fuprune.unlearning.regrow import regrow
 from fuprune.unlearning.request import ForgetRequest, remaining
-from fuprune.unlearning.rounds import keep_round
 from tests.unlearning.small import (
     SmallNet,
     forget_by,
@@ -33,6 +32,7 @@ from tests.unlearning.small import (
     poisoned,
     remembering,
     small_data,
+    train_and_keep,
 )
 
 MODEL = SmallNet()
@@ -76,16 +76,9 @@ def updates(trained):
     """Two rounds as the trainer keeps them: options of methods that need them."""
     data, variables = trained
     algorithm = fed_avg(
-        MODEL,
-        client_optimizer=optax.sgd(0.05),
-        batch_size=8,
-        keep_updates=True,
+        MODEL, client_optimizer=optax.sgd(0.05), batch_size=8, keep_updates=True
     )
-    state, kept = algorithm.init(variables), []
-    for number in range(2):
-        cohort, before = whole_cohort(data), state.variables
-        state, info = algorithm.round(state, cohort, jax.random.key(number))
-        kept.append(keep_round(number, before, info))
+    _, kept = train_and_keep(algorithm, variables, data, [range(4)] * 2)
     replayed = dict(kept_rounds=kept, replay=Replay(algorithm))
     return {
         "amnesiac": dict(kept_rounds=kept),
@@ -178,8 +171,7 @@ def test_forgotten_images_make_no_difference(name, trained, updates, outcomes):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n for n in METHODS if METHODS[n].reads_forgotten or n == "fisher"],
+    "name", [n for n in METHODS if METHODS[n].reads_forgotten or n == "fisher"]
 )
 def test_only_participants_are_read(name, trained, updates, outcomes):
     """Other images with clients that do not take part: the same model and notes."""
@@ -268,15 +260,3 @@ def test_what_an_option_does_not_allow_is_refused_by_its_name(key):
             assert str(error).startswith(f"{key} ") and "\n" not in str(error)
             assert "; allowed: " in str(error)
     assert refused >= 4
-
-
-def test_options_say_what_a_method_can_be_told():
-    fisher = {"variant", "alpha", "chunk", "preprocess"}
-    assert fisher <= METHODS["fisher"].options
-    pruning = {"rate", "scope", "idf", "order"}
-    assert pruning <= METHODS["prune_random"].options
-    assert pruning | {"epsilon", "answer"} <= METHODS["prune_relabel"].options
-    assert not METHODS["mask_logit"].sections
-    assert not any(
-        {"key", "fine_tune", "data"} & METHODS[name].options for name in METHODS
-    )

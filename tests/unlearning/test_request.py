@@ -140,11 +140,7 @@ CASES = [
     if not method.needs and name != "sisa"
     if request.kind != "classes" or "prune" not in method.sections
 ]
-QUICK = {
-    "fed_osd": {"rounds": 1},
-    "unsir": {"noise_steps": 2},
-    "ssd": {"alpha": 0.2},
-}
+QUICK = {"fed_osd": {"rounds": 1}, "unsir": {"noise_steps": 2}, "ssd": {"alpha": 0.2}}
 
 
 def forget(name, data, request, seen):
@@ -172,10 +168,3 @@ def test_every_kind_is_served_or_refused(name, request_):
             chex.assert_trees_all_close(result.variables, other.variables, atol=1e-7)
     else:
         chex.assert_trees_all_equal(result.variables, other.variables)
-
-
-def test_every_kind_has_methods_and_methods_name_known_kinds():
-    for kind in ForgetRequest._fields:
-        assert sum(kind in method.serves for method in METHODS.values()) >= 8
-    for method in METHODS.values():
-        assert method.serves and set(method.serves) <= set(ForgetRequest._fields)

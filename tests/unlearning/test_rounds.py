@@ -17,10 +17,7 @@ START = initial(MODEL)
 
 def one_round(keep_updates=True):
     algorithm = fed_avg(
-        MODEL,
-        client_optimizer=optax.sgd(0.1),
-        batch_size=4,
-        keep_updates=keep_updates,
+        MODEL, client_optimizer=optax.sgd(0.1), batch_size=4, keep_updates=keep_updates
     )
     cohort = whole_cohort(small_data())
     cohort = cohort._replace(lengths=cohort.lengths.at[1].set(0))

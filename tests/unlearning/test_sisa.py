@@ -105,18 +105,6 @@ def test_kept_checkpoints_are_found_again_and_change_nothing(data):
     assert first.notes == again.notes
 
 
-def test_images_are_those_that_the_rounds_saw(data):
-    """A client has one batch: two steps are two of its three epochs."""
-    request = ForgetRequest(clients=(2,))
-    once = forget(data, request).notes
-    assert once["images"] > 0
-    for work, times in ((dict(), 3), (dict(local_steps=2), 2)):
-        given = make_train(optax.sgd(0.2), local_epochs=3, **work)
-        notes = forget(data, request, train=given).notes
-        for name in ("images", "images_of_training"):
-            assert notes[name] == times * once[name]
-
-
 def test_for_a_class_nothing_is_saved_and_it_says_so(data):
     result = forget(data, (1,))
     assert result.notes["slices_retrained"] == SHARDS * SLICES
