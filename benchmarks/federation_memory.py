@@ -67,7 +67,7 @@ def measure(values: int, clients: int) -> float:
                 yield Message(content, reply_to=message)
 
     roster = Roster(Grid(), clients, Timeouts(600, 60, 0.01), shape=(8, 8, 1))
-    remote = RemoteClients(roster, {}, 10, [0.0], [1.0], learning_rate=0.1)
+    remote = RemoteClients(roster, {}, 10, [0.0], [1.0])
     model = zoo.create("resnet8", num_classes=10, input_shape=(8, 8, 1))
 
     def finish(shared, client, carry):

@@ -6,7 +6,6 @@ through a cut needs nothing else. Whatever needs JAX is imported by the answer t
 needs it, because Flower starts a process for every message.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -74,8 +73,6 @@ def answer(
         reply["problem"] = _one_line(
             f"the request cannot be read ({type(error).__name__}: {error})"
         )
-    # Flower starts a process for each message: it is all that the message has cost.
-    reply["cpu_seconds"] = round(time.process_time(), 3)
     return reply, content
 
 

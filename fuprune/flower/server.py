@@ -2,9 +2,7 @@
 
 Training is a run in `training/` of the workdir, and each forget order is a run of its
 own in `orders/ID/` that starts from the newest model; so logs, checkpoints, models and
-reports are those of a simulation, and so is what a killed server goes on with. Here are
-only the data that stand for what clients hold, the book of orders, and which model is
-the newest.
+reports are those of a simulation, and so is what a killed server goes on with.
 """
 
 import json
@@ -23,8 +21,8 @@ from fuprune.data.federated import FederatedDataset, drop_classes, drop_clients
 from fuprune.data.preprocess import make_preprocessing
 from fuprune.errors import InputError
 from fuprune.files import write_whole
-from fuprune.flower import orders as books
-from fuprune.flower.roster import COLOURS_FILE, Roster, join_clients
+from fuprune.flower import orders
+from fuprune.flower.roster import Roster
 from fuprune.flower.settings import Settings
 from fuprune.flower.transport import RemoteClients, stand_ins
 from fuprune.run import checkpoint, experiment, kept_files
@@ -36,6 +34,7 @@ from fuprune.unlearning.request import ForgetRequest
 
 _LOGGER = logging.getLogger(__name__)
 _TRAINING = "training"  # in the workdir: the run that trains
+_COLOURS = "colours.json"  # in the workdir: what clients' images are scaled with
 # Methods that need more than clients' uploads, and what that is.
 UNAVAILABLE = {name: m.simulated for name, m in METHODS.items() if m.simulated}
 
@@ -46,18 +45,29 @@ def run(grid, settings: Settings) -> None:
     Raises:
       FupruneError: it cannot go on; one sentence says why.
     """
-    workdir, data = settings.workdir, settings.config.data
+    workdir, config = settings.workdir, settings.config
     workdir.mkdir(parents=True, exist_ok=True, mode=0o700)
     # A second server would write the same book of orders and models.
     with lock_workdir(workdir):
-        test = sources.load(data.name, split="test", data_dir=data.dir or None)
-        roster = join_clients(grid, settings, test.images.shape[1:])
+        roster = Roster(
+            grid,
+            config.partition.clients,
+            settings.timeouts,
+            _test_set(config).images.shape[1:],
+            least=settings.min_clients,
+            max_images=settings.max_images,
+            keys=settings.keys,
+            # Told once, before anything was ordered to be forgotten.
+            normalise=config.data.normalise == "federated"
+            and not (workdir / _COLOURS).exists(),
+            orders=orders.read_book(workdir),
+        )
+        present = roster.wait_for(settings.min_clients)
+        _LOGGER.info("clients %s are there", ", ".join(map(str, present)))
         try:
             COMMANDS[settings.command](roster, settings)
         finally:
-            books.confirm(workdir, roster)
-            with open(workdir / "messages.jsonl", "a", encoding="utf-8") as file:
-                file.writelines(json.dumps(cost) + "\n" for cost in roster.costs)
+            orders.confirm(workdir, roster)
 
 
 def train(roster: Roster, settings: Settings) -> None:
@@ -87,8 +97,8 @@ def forget(roster: Roster, settings: Settings) -> None:
     config = with_keys(settings.config, asked(settings))
     methods = configuration.methods(config)
     _check_methods(methods, settings.order)
-    order = books.check_entry(
-        settings.order._replace(federation=books.federation_id(workdir)),
+    order = orders.check_entry(
+        settings.order._replace(federation=orders.federation_id(workdir)),
         sources.num_classes(config.data.name, config.data.dir or None),
         config.partition.clients,
         roster.examples,
@@ -97,30 +107,30 @@ def forget(roster: Roster, settings: Settings) -> None:
     folder = workdir / "orders" / order.folder
     place = f"{folder.relative_to(workdir)}/models/{methods[0]}"
     current = _newest(workdir)
-    if books.open_order(workdir, order).closed:
+    if orders.open_order(workdir, order).closed:
         name = order.order
         raise InputError(f"order {name!r} is closed; give another request another id.")
-    roster.orders = books.read_book(workdir)
+    roster.orders = orders.read_book(workdir)
+    # Otherwise the server was killed when all was done but for the book.
     if current != place:
-        # Otherwise the server was killed when all was done but for the book.
         config = with_keys(config, {"model.load": str(workdir / current)})
         _begin(workdir, folder, config)
-        books.send(workdir, order.order, roster)
+        orders.send(workdir, order.order, roster)
         record = _run(roster, settings, config, folder)
         failed = [row.error for row in record.methods if row.error]
         if failed:
             shutil.rmtree(folder)
             raise InputError(f"the order stays open: {failed[0]}")
         _hand_out(workdir, place)
-    roster.orders = books.close_order(workdir, order.order)
-    books.send(workdir, order.order, roster)
+    roster.orders = orders.close_order(workdir, order.order)
+    orders.send(workdir, order.order, roster)
     print(f"report: {folder / 'report' / 'report.html'}")
 
 
 def withdraw(roster: Roster, settings: Settings) -> None:
     """Takes back an order that no client has confirmed."""
-    books.confirm(settings.workdir, roster)
-    books.withdraw(settings.workdir, settings.order.order)
+    orders.confirm(settings.workdir, roster)
+    orders.withdraw(settings.workdir, settings.order.order)
     _LOGGER.info("order %s is withdrawn", settings.order.order)
 
 
@@ -146,15 +156,15 @@ COMMANDS = {
 
 def _run(roster: Roster, settings: Settings, config, folder: Path):
     """The run of a config in a folder, with the roster's clients."""
-
-    def load(config, machine) -> Federation:
-        del machine  # the server has no clients' images to place
-        federation = open_federation(roster, settings, config)
-        answers = folder / "answers"
-        return federation._replace(clients=federation.clients.under(answers=answers))
-
     folder.mkdir(parents=True, exist_ok=True)
-    record = experiment.run(config, folder, load=load)
+    record = experiment.run(
+        config,
+        folder,
+        # The server has no clients' images to place on a machine.
+        load=lambda config, machine: open_federation(
+            roster, settings, config, folder / "answers"
+        ),
+    )
     if record is None:
         raise InputError("the server was asked to stop; the same command continues.")
     return record
@@ -184,7 +194,7 @@ def with_keys(config, values: dict[str, Any]):
     return changed
 
 
-def _check_methods(methods, order: books.Entry) -> None:
+def _check_methods(methods, order: orders.Entry) -> None:
     examples = tuple(i for _, i in order.examples)
     for name in methods:
         if name in UNAVAILABLE:
@@ -214,12 +224,18 @@ def _begin(workdir: Path, folder: Path, config) -> None:
         kept.symlink_to(workdir / _TRAINING / kept_files.KEPT_ROUNDS)
 
 
-def open_federation(roster: Roster, settings: Settings, config) -> Federation:
+def _test_set(config) -> Dataset:
+    data = config.data
+    return sources.load(data.name, split="test", data_dir=data.dir or None)
+
+
+def open_federation(
+    roster: Roster, settings: Settings, config, answers: Path | None = None
+) -> Federation:
     """What the server itself holds: its test set, and stand-ins for clients' data."""
-    shape = roster.shape
     order, name, where = settings.order, config.data.name, config.data.dir or None
-    num_classes = sources.num_classes(name, where)
-    mean, std = _colours(config, settings.workdir, roster, shape[-1])
+    shape, num_classes = roster.shape, sources.num_classes(name, where)
+    mean, std = _colours(config, settings.workdir, roster)
     prepared = make_preprocessing(mean, std, shape, augment=config.train.augment)
     blank = Dataset(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
     # A stand-in, one past the last class, is what an order of examples asks for.
@@ -236,12 +252,13 @@ def open_federation(roster: Roster, settings: Settings, config) -> Federation:
         std,
         secure=config.privacy.secure_sum,
         order=order.name if order.order else None,
+        answers=answers,
     )
     return Federation(
         data=_askable(settings, num_classes, shape),
         train=blank,
         validation=blank,
-        test=sources.load(name, split="test", data_dir=where),
+        test=_test_set(config),
         num_classes=num_classes,
         class_names=sources.class_names(name, where),
         prepare=prepared.evaluation,
@@ -256,16 +273,15 @@ def _askable(settings: Settings, num_classes: int, shape) -> FederatedDataset:
     """What clients may be asked for: nothing of any order but the one carried out."""
     named = [client for client, _ in settings.order.examples]
     data = stand_ins(settings.config.partition.clients, num_classes, shape, named)
-    others = books.read_book(settings.workdir)
-    others.pop(settings.order.order, None)
-    orders = others.values()
-    data = drop_classes(data, sorted({u for order in orders for u in order.classes}))
-    return drop_clients(data, sorted({k for order in orders for k in order.clients}))
+    book = orders.read_book(settings.workdir)
+    book.pop(settings.order.order, None)
+    data = drop_classes(data, sorted({u for o in book.values() for u in o.classes}))
+    return drop_clients(data, sorted({k for o in book.values() for k in o.clients}))
 
 
-def _colours(config, workdir: Path, roster: Roster, channels: int):
+def _colours(config, workdir: Path, roster: Roster):
     """Mean and deviation of the colours, the same for as long as the workdir lives."""
-    file = workdir / COLOURS_FILE
+    file, channels = workdir / _COLOURS, roster.shape[-1]
     # Who joins later must not move the colours that the model was trained on.
     if file.exists():
         kept = json.loads(file.read_text("utf-8"))

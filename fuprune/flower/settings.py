@@ -1,15 +1,12 @@
 """What a run of the app is told: its own few keys, and the config of fuprune.
 
-`flwr run ... -c 'config="train.rounds=3 model.name=resnet8"'` sets keys of fuprune's
-config, which are checked as on the command line. The other keys of the app say what to
-do, where the server keeps its files, and how long it waits; the app's own table in
-`app/pyproject.toml` has their defaults.
+The app's own table in `app/pyproject.toml` has the keys and their defaults.
 """
 
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +17,26 @@ from fuprune.flower.orders import Entry
 
 COMMANDS = ("train", "forget", "withdraw", "evaluate")
 _APP = Path(__file__).parent / "app" / "pyproject.toml"
+# What a federation of separate clients has, of keys that a simulation has more of.
+_ALLOWED = {
+    "data.normalise": ("constants", "federated"),
+    "privacy.epsilon": (0.0,),
+    "privacy.min_count": (0,),
+    "relabel.answer": ("nearest",),
+}
+
+
+def _pair(text: str) -> tuple[int, int]:
+    client, position = map(int, text.split(":"))
+    return client, position
+
+
+# What an order may name, how it is written, and how a part of that is read.
+_NAMED = {
+    "classes": ("numbers such as 3 or 3,7", int),
+    "clients": ("numbers such as 3 or 3,7", int),
+    "examples": ("client:position, such as 2:14,2:15", _pair),
+}
 
 
 class Timeouts(NamedTuple):
@@ -40,8 +57,8 @@ class Settings(NamedTuple):
     method: str
     min_clients: int
     timeouts: Timeouts
-    max_images: int = 100_000  # that one client may say it has
-    keys: Path | None = None  # folder of node-K.pub, by which clients prove their ids
+    max_images: int  # that one client may say it has
+    keys: Path | None  # folder of node-K.pub, by which clients prove their ids
 
 
 def read_config(text: str) -> Any:
@@ -70,31 +87,34 @@ def read_settings(run_config: Mapping[str, Any]) -> Settings:
     """
     app = tomllib.loads(_APP.read_text("utf-8"))["tool"]["flwr"]["app"]
     given = {**app["config"], **run_config}
-    command = str(given["command"])
+    command, text = str(given["command"]), str(given["config"])
     check_choice("command", command, COMMANDS)
-    config = read_config(str(given["config"]))
-    _check_config(config)
+    config = read_config(text)
+    for key, allowed in _ALLOWED.items():
+        if (value := configuration.read(config, key)) not in allowed:
+            raise InputError(
+                f"{key} is {value!r}, which a federation of separate clients does not "
+                f"have; allowed: {' or '.join(map(str, allowed))}."
+            )
     workdir = Path(str(given["workdir"])).expanduser().absolute()
     least = _positive(given, "min-clients")
-    configuration.update(config, _of_server(workdir, config, least))
-    if "prune.weighting" not in str(given["config"]) and not config.privacy.secure_sum:
+    # Every round is on disk before the next.
+    own = {
+        "train.checkpoint_every": 1,
+        "train.min_participants": min(least, config.train.cohort),
+        "runtime.devices": 1,
+        "runtime.compilation_cache": str(workdir / "compiled"),
+        "runtime.progress": "plain",
+    }
+    if "prune.weighting" not in text and not config.privacy.secure_sum:
         # One client's word must not choose what is cut.
-        config.prune.weighting = "median"
-    numbers = "numbers such as 3 or 3,7"
-    order = Entry(
-        str(given["order"]),
-        _list(given, "classes", int, numbers),
-        _list(given, "clients", int, numbers),
-        _list(given, "examples", _pair, "client:position, such as 2:14,2:15"),
-        signatures=_list(given, "signatures", str, "as `launch run` makes them"),
-    )
-    if command in ("forget", "withdraw"):
-        _check_order(order, command)
+        own["prune.weighting"] = "median"
+    configuration.update(config, own)
     return Settings(
         command,
         workdir,
         config,
-        order if command in ("forget", "withdraw") else Entry(""),
+        _read_order(given, command),
         str(given["method"]),
         least,
         Timeouts(_positive(given, "reply-seconds"), _positive(given, "join-seconds")),
@@ -103,59 +123,29 @@ def read_settings(run_config: Mapping[str, Any]) -> Settings:
     )
 
 
-def _of_server(workdir: Path, config, least: int) -> dict[str, Any]:
-    """Keys that the server sets: every round is on disk before the next."""
-    return {
-        "train.checkpoint_every": 1,
-        "train.min_participants": min(least, config.train.cohort),
-        "runtime.devices": 1,
-        "runtime.compilation_cache": str(workdir / "compiled"),
-        "runtime.progress": "plain",
-    }
-
-
-def _check_order(order: Entry, command: str) -> None:
-    named = sum(map(bool, (order.classes, order.clients, order.examples)))
-    if not order.order or named != (command == "forget"):
+def _read_order(given: Mapping[str, Any], command: str) -> Entry:
+    named = {}
+    for name, (form, read) in _NAMED.items():
+        text = str(given[name])
+        try:
+            named[name] = tuple(map(read, text.split(","))) if text else ()
+        except ValueError:
+            raise InputError(f"{name} is {text!r}, but must be {form}.") from None
+    if command not in ("forget", "withdraw"):
+        return Entry("")
+    order, signatures = str(given["order"]), str(given["signatures"])
+    if not order or sum(map(bool, named.values())) != (command == "forget"):
         raise InputError(
             "an order needs an id, and to forget classes or clients or examples; write "
             "command=forget classes=3 order=2026-001."
         )
-    if not re.fullmatch(r"[\w.:@+-]{1,100}", order.order):
+    if not re.fullmatch(r"[\w.:@+-]{1,100}", order):
         raise InputError(
-            f"order is {order.order!r:.120}, but an id is up to 100 letters, digits "
+            f"order is {order!r:.120}, but an id is up to 100 letters, digits "
             "and . : @ + - _."
         )
-
-
-def _check_config(config) -> None:
-    for key, value, allowed in (
-        ("data.normalise", config.data.normalise, ("constants", "federated")),
-        ("privacy.epsilon", config.privacy.epsilon, (0.0,)),
-        ("privacy.min_count", config.privacy.min_count, (0,)),
-        ("relabel.answer", config.relabel.answer, ("nearest",)),
-    ):
-        if value not in allowed:
-            choices = " or ".join(map(str, allowed))
-            raise InputError(
-                f"{key} is {value!r}, which a federation of separate clients does not "
-                f"have; allowed: {choices}."
-            )
-
-
-def _list(
-    given: Mapping[str, Any], name: str, read: Callable[[str], Any], form: str
-) -> tuple:
-    text = str(given[name])
-    try:
-        return tuple(map(read, text.split(","))) if text else ()
-    except ValueError:
-        raise InputError(f"{name} is {text!r}, but must be {form}.") from None
-
-
-def _pair(text: str) -> tuple[int, int]:
-    client, place = map(int, text.split(":"))
-    return client, place
+    signed = tuple(signatures.split(",")) if signatures else ()
+    return Entry(order, **named, signatures=signed)
 
 
 def _positive(given: Mapping[str, Any], name: str) -> int:

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from fuprune.federated.program import (
 from fuprune.federated.uploads import check_tree
 from fuprune.files import write_whole
 from fuprune.flower.records import Blob, digest, plain
-from fuprune.flower.roster import Replies, Reply, Requests, Roster
+from fuprune.flower.roster import Reply, Requests, Roster
 from fuprune.flower.secure import UPLOAD, secure_statistics
 from fuprune.flower.work import PROGRAMS
 from fuprune.surgery import rebuild
@@ -66,10 +65,6 @@ class RemoteClients:
     # same question to fewer clients would show the others' part in a sum.
     answers: Path | None = None
 
-    def under(self, **terms) -> "RemoteClients":
-        """The same clients under other terms."""
-        return dataclasses.replace(self, **terms)
-
     def training(self, objective: Any) -> "RemoteClients":
         """The same clients, training with an objective.
 
@@ -84,9 +79,8 @@ class RemoteClients:
                     "this objective is a function of its own, and remote clients know "
                     "no other than a teacher's; use fine_tune.distill_weight."
                 )
-            spec = rebuild.spec(getattr(task.model, "module", task.model))
-            teacher = {"spec": spec, **task.arguments}
-        return self.under(teacher=teacher)
+            teacher = {"spec": _spec(task), **task.arguments}
+        return dataclasses.replace(self, teacher=teacher)
 
     def sizes(self, clients: np.ndarray) -> np.ndarray:
         """How many images clients [M] say they have, [M]."""
@@ -102,56 +96,54 @@ class RemoteClients:
                 "this method reads clients' data in a way that is no request of the "
                 "federation; use one that needs uploads only, such as class_pruning."
             )
-
+        kind, _ = PROGRAMS[task.name]
+        hidden = self.secure and kind == UPLOAD
         # One program in place of a hundred small ones, which each server would compile.
         door = None if receive is None else jax.jit(receive)
 
         def run(shared: Shared, clients: Client):
             template = _template(program, shared, clients)
-            hidden = self.secure and PROGRAMS[task.name][0] == UPLOAD
-            form = (template[1], None) if hidden else template
 
             def ask():
                 present = self.roster.wait_for(self.roster.least)
                 requests = self._requests(task, shared, clients, present)
                 exchange, sizes = self.roster.exchange, self.roster.examples
                 if hidden:
-                    return secure_statistics(exchange, requests, form[0], sizes), None
-                if task.name == "relabel":
-                    replies = exchange(PROGRAMS[task.name][0], requests)
-                    return (), self._renamed(shared, clients, replies)
-                replies = self.roster.stream(PROGRAMS[task.name][0], requests)
-                return self._receive(door, shared, clients, template, replies)
+                    return secure_statistics(exchange, requests, template[1], sizes)
+                if task.name != "relabel":
+                    replies = self.roster.stream(kind, requests)
+                    return self._receive(door, shared, clients, template, replies)
+                if not exchange(kind, requests):
+                    raise _nobody()
+                # The answers stay with the clients: class u under the new labels is
+                # class `num_classes` + u.
+                rows = np.asarray(clients.row)
+                return (), np.asarray(shared.labels)[rows] + self.num_classes
 
             # A round's answers are in its checkpoint.
-            if self.answers is None or PROGRAMS[task.name][0] == "train":
-                return ask()
-            return _kept(
-                self.answers / f"{_question(task, shared, clients)}.npz", form, ask
-            )
+            if self.answers is not None and kind != "train":
+                file = self.answers / f"{_question(task, shared, clients)}.npz"
+                answer = _kept(file, template[1] if hidden else template, ask)
+            else:
+                answer = ask()
+            return (answer, None) if hidden else answer
 
         return run
 
     def evaluate(self, model, variables, classes: Sequence[int]) -> Evaluation:
         """What the model does on clients' own images, as they count themselves."""
-        header = self._header(rebuild.spec(model), classes)
+        asked = self._header(rebuild.spec(model), classes), Blob(variables)
         present = self.roster.refresh()
-        blob = Blob(variables)
-        replies = self.roster.exchange("evaluate", {k: (header, blob) for k in present})
-        size = model.num_classes
-        template = (
-            jax.ShapeDtypeStruct((size, size), np.int64),
-            jax.ShapeDtypeStruct((), np.float32),
-        )
-        confusion, loss = np.zeros((size, size), np.int64), 0.0
+        replies = self.roster.exchange("evaluate", dict.fromkeys(present, asked))
+        confusion = np.zeros((model.num_classes,) * 2, np.int64)
+        template, loss = (confusion, np.float32(0)), 0.0
         for client, (_, tree) in replies.items():
-            held = self.roster.examples[client]
             # A client cannot have looked at more images than it said it has. As floats,
             # whose sum does not wrap around.
             if (
                 check_tree(tree, template)
                 or tree[0].min() < 0
-                or tree[0].sum(dtype=np.float64) > held
+                or tree[0].sum(dtype=np.float64) > self.roster.examples[client]
             ):
                 _LOGGER.warning("evaluate: client %d is turned away", client)
                 continue
@@ -181,7 +173,7 @@ class RemoteClients:
 
         Of a client whose row is empty there is nothing to ask.
         """
-        spec = rebuild.spec(getattr(task.model, "module", task.model))
+        asked = {"task": task.name, "arguments": dict(task.arguments)}
         clients, labels = jax.device_get((clients, shared.labels))
         requests, context = {}, shared.context
         # Made once, unless clients start from statistics of their own.
@@ -190,8 +182,7 @@ class RemoteClients:
         for row, length, client in zip(*clients, strict=True):
             if length > 0 and client in present:
                 # The stand-ins in its row say which classes the program is to read.
-                header = self._header(spec, labels[row[:length]])
-                header |= {"task": task.name, "arguments": dict(task.arguments)}
+                header = self._header(_spec(task), labels[row[:length]]) | asked
                 sent = blob or Blob(_for_client(context, int(client)))
                 requests[int(client)] = header, sent
         return requests
@@ -208,24 +199,21 @@ class RemoteClients:
             known = Client(clients.row[ids.index(client)], size, jnp.int32(client))
             return jax.device_get(door(shared, known, sent[1]))
 
-        arrived = ((k, *_sent(template, reply, k)) for k, reply in replies)
+        arrived = ((k, *_sent(template, tree, k)) for k, (_, tree) in replies)
         if door is not None:
             arrived = self._bounded(shared.context, arrived)
-        answered, each, total = 0, {}, None
-        for client, sent, known in arrived:
-            answered += known  # type: ignore
-            part, each[client] = admitted(client, sent)  # type: ignore
-            # In float64, so that it hardly matters who comes first.
-            part = jax.tree.map(lambda x: np.asarray(x, np.float64), part)
-            total = part if total is None else jax.tree.map(np.add, total, part)
-        if not answered and door is None:
-            raise TooFewClientsError(
-                "no client answered; look at the SuperNodes, or raise reply-seconds."
-            )
         # Silence counts for nothing.
         blank = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), template)
         like, nothing = admitted(ids[0], blank)
-        total = like if total is None else total
+        # In float64, so that it hardly matters who comes first.
+        total = jax.tree.map(lambda x: np.zeros(x.shape, np.float64), like)
+        answered, each = 0, {}
+        for client, sent, known in arrived:
+            answered += known
+            part, each[client] = admitted(client, sent)
+            total = jax.tree.map(np.add, total, part)
+        if not answered and door is None:
+            raise _nobody()
         parts = [each.get(client, nothing) for client in ids]
         return (
             jax.tree.map(lambda x, to: np.asarray(x, to.dtype), total, like),
@@ -238,8 +226,7 @@ class RemoteClients:
         The first replies say how long updates are, as far as a median of three or more
         does. A client's weight is bounded by what the others hold, likewise.
         """
-        before = context.variables.get("batch_stats", {})
-        own = context.client_stats is not None
+        before = jax.device_get(context.variables.get("batch_stats", {}))
         most = FAR * float(np.median([*self.roster.examples.values()]))
         first = sorted(itertools.islice(arrived, FIRST), key=lambda one: one[0])
         lengths = [
@@ -249,7 +236,8 @@ class RemoteClients:
         ]
         bound = FAR * np.median(lengths, axis=0) if len(lengths) > 2 else np.zeros(2)
         bound[bound == 0] = np.inf
-        bound[1] = np.inf if own else bound[1]
+        if context.client_stats is not None:
+            bound[1] = np.inf
         for client, (total, update), known in itertools.chain(first, arrived):
             problem = known and _problem(update, _lengths(update, before), bound)
             if problem:
@@ -259,27 +247,23 @@ class RemoteClients:
                 update = update._replace(num_examples=np.float32(most))
             yield client, (total, update), known
 
-    def _renamed(self, shared, clients: Client, replies: Replies) -> np.ndarray:
-        """[M, L] labels in place of the answers, which stay with the clients.
 
-        Class u under the new labels is class `num_classes` + u.
-        """
-        if not replies:
-            raise TooFewClientsError(
-                "no client gave its images new labels; look at the SuperNodes, or "
-                "raise reply-seconds."
-            )
-        return np.asarray(shared.labels)[np.asarray(clients.row)] + self.num_classes
+def _nobody() -> TooFewClientsError:
+    return TooFewClientsError(
+        "no client answered; look at the SuperNodes, or raise reply-seconds."
+    )
+
+
+def _spec(task: Task) -> dict[str, Any]:
+    return rebuild.spec(getattr(task.model, "module", task.model))
 
 
 def _question(task: Task, shared: Shared, clients: Client) -> str:
     """A name for what clients are asked, the same when a server asks it again."""
-    asked = [task.name, rebuild.spec(getattr(task.model, "module", task.model))]
-    text = json.dumps([*asked, dict(task.arguments)], sort_keys=True)
+    asked = [task.name, _spec(task), dict(task.arguments)]
     arrays = jax.device_get((shared.labels, tuple(clients)))
-    return hashlib.sha256(
-        f"{text}{digest((arrays, shared.context))}".encode()
-    ).hexdigest()
+    text = json.dumps(asked, sort_keys=True) + digest((arrays, shared.context))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _kept(file: Path, form: Any, ask: Callable[[], Any]) -> Any:
@@ -324,13 +308,12 @@ def stand_ins(
 
 def _lengths(update: ClientUpdate, before: Any) -> np.ndarray:
     """[2] lengths: of an update, and of what becomes of BatchNorm's statistics."""
-
-    def length(tree) -> float:
-        leaves = jax.tree.leaves(tree)
-        return math.sqrt(sum(np.sum(np.square(x, dtype=np.float64)) for x in leaves))
-
-    change = jax.tree.map(np.subtract, update.batch_stats, jax.device_get(before))
-    return np.asarray([length(update.update), length(change)])
+    change = jax.tree.map(np.subtract, update.batch_stats, before)
+    squares = [
+        sum(np.sum(np.square(x, dtype=np.float64)) for x in jax.tree.leaves(tree))
+        for tree in (update.update, change)
+    ]
+    return np.sqrt(squares)
 
 
 def _problem(update: ClientUpdate, lengths, bound) -> str | None:
@@ -338,11 +321,9 @@ def _problem(update: ClientUpdate, lengths, bound) -> str | None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(update.batch_stats):
         if "var" in jax.tree_util.keystr(path[-1:]) and np.any(leaf < 0):
             return "a variance of its statistics is negative"
-    for what, length, most in zip(
-        ("update", "statistics"), lengths, bound, strict=True
-    ):
-        if length > most:
-            return f"its {what} moved by {length:.3g}, and {most:.3g} is allowed"
+    for i in np.flatnonzero(lengths > bound):
+        what = ("update", "statistics")[i]
+        return f"its {what} moved by {lengths[i]:.3g}, and {bound[i]:.3g} is allowed"
     return None
 
 
@@ -357,27 +338,22 @@ def _template(program: ClientProgram, shared: Shared, clients: Client):
     return jax.eval_shape(one, shared, first)
 
 
-def _sent(template, reply, client: int):
-    """What a client sent, in the template's form, and whether it sent anything.
+def _sent(template, tree, client: int):
+    """What a client sent, in the template's form, and whether it is usable.
 
-    Silence counts for nothing: zeros. Nonsense becomes NaN, which the door of training
-    and of statistics turns away; a sum has no other door, so there it is left out.
+    Nonsense becomes NaN, which the door of training and of statistics turns away; a sum
+    has no other door, so there it counts for nothing.
     """
-    blank = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), template)
-    if reply is None:
-        return blank, False
-    tree = reply[1]
     problem = check_tree(tree, plain(template))
     if problem is None:
         leaves = jax.tree.leaves(tree)
         sent = jax.tree.unflatten(jax.tree.structure(template), leaves)
-        bad = [x for x in jax.tree.leaves(sent[0]) if not np.all(np.isfinite(x))]
-        if not bad:
+        if all(np.all(np.isfinite(x)) for x in jax.tree.leaves(sent[0])):
             return sent, True
         problem = "a sum that is not finite"
     _LOGGER.warning("client %d is turned away: %s", client, problem)
-    each = jax.tree.map(_nonsense, template[1])
-    return (blank[0], each), False
+    blank = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), template[0])
+    return (blank, jax.tree.map(_nonsense, template[1])), False
 
 
 def _nonsense(like):
