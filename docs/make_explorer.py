@@ -2,16 +2,15 @@
 
 From the published ResNet20 on CIFAR-10. Statistics are of the first 500 training images
 per class, accuracies of the first 100 test images per class, right after the cut and
-before any fine-tuning. The numbers are kept in results/explorer/cifar10_resnet20.json
-and put into a page that needs nothing else, docs/explorer.html.
+before any fine-tuning. The numbers are one line of docs/explorer.html, which needs
+nothing else.
 
-    python docs/make_explorer.py            # measures, minutes on a CPU
-    python docs/make_explorer.py --page     # the page alone, from the JSON
+    python docs/make_explorer.py            # minutes on a CPU
 """
 
-import argparse
 import json
 import pathlib
+import re
 
 import jax
 import numpy as np
@@ -23,26 +22,21 @@ from fuprune.unlearning.scores import SCORES
 HERE = pathlib.Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
 MODEL = RESULTS / "cifar10_resnet20_raw" / "models" / "raw.safetensors"
-NUMBERS = RESULTS / "explorer" / "cifar10_resnet20.json"
-TEMPLATE, PAGE = HERE / "explorer_template.html", HERE / "explorer.html"
+PAGE = HERE / "explorer.html"
 RATES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 
 
 def main():
-    """Measure unless only the page is asked for, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--page", action="store_true", help="from the JSON")
-    if not parser.parse_args().page:
-        NUMBERS.parent.mkdir(exist_ok=True)
-        NUMBERS.write_text(json.dumps(measured(), separators=(",", ":")) + "\n")
-    PAGE.write_text(page(NUMBERS.read_text()))
-
-
-def page(numbers: str) -> str:
-    """The page with its numbers in it."""
+    """Measure, and put the numbers into the page."""
     # `</` would end the script.
-    inlined = numbers.strip().replace("</", "<\\/")
-    return TEMPLATE.read_text().replace("NUMBERS", inlined)
+    numbers = json.dumps(measured(), separators=(",", ":")).replace("</", "<\\/")
+    PAGE.write_text(filled(PAGE.read_text(), numbers))
+
+
+def filled(page: str, numbers: str) -> str:
+    """The page with other numbers."""
+    line = f"const data = {numbers};"
+    return re.sub("^const data = .*;$", lambda _: line, page, flags=re.MULTILINE)
 
 
 def measured() -> dict:

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import json
 import re
 import shlex
 import subprocess
@@ -93,7 +94,7 @@ def test_commands_in_documents_are_accepted(repository):
 
 
 def test_pages_hold_the_published_numbers(repository, monkeypatch):
-    """The README's table and the explorer, which scripts write from results/."""
+    """The README's table, which a script writes from results/; and the explorer."""
     from fuprune.report import subject
 
     monkeypatch.chdir(repository)
@@ -101,8 +102,12 @@ def test_pages_hold_the_published_numbers(repository, monkeypatch):
     readme = (repository / "README.md").read_text()
     assert picture.filled(readme, subject.read_subject(picture.RUN)) == readme
     explorer = load_module(repository / "docs" / "make_explorer.py")
-    page = explorer.page(explorer.NUMBERS.read_text())
-    assert explorer.PAGE.read_text() == page and "NUMBERS" not in page
+    page = explorer.PAGE.read_text()
+    (numbers,) = re.findall("^const data = (.*);$", page, re.MULTILINE)
+    assert explorer.filled(page, numbers) == page
+    data = json.loads(numbers)
+    assert data["rates"] == list(explorer.RATES)
+    assert len(data["choices"]) == len(data["classes"]) * len(explorer.SCORES)
 
 
 def test_the_readme_is_short(repository):
