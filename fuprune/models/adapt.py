@@ -9,9 +9,8 @@ Everything here trains, evaluates and cuts a network through two functions:
     )
 
 `variables` is {"params": ..., "batch_stats": ...}, images are float [B, H, W, C],
-logits [B, U], and `mask` [B] is nonzero for real examples. `adapt` gives that form to
-Linen modules of other conventions, to NNX modules and to plain functions. What it
-returns is hashable, and equal for equal networks, so it is static under jit.
+logits [B, U], and `mask` [B] is nonzero for real examples. What `adapt` returns is
+hashable, and equal for equal networks, so it is static under jit.
 """
 
 import dataclasses
@@ -24,36 +23,30 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from flax import nnx, traverse_util
 
 from fuprune.errors import InputError
 
 Variables = Mapping[str, Any]  # {"params": ..., "batch_stats": ...}
-TRAINING_NAMES = ("train", "training", "is_training")
-EVALUATION_NAMES = ("deterministic", "use_running_average", "inference")
+# Arguments of a call, or attributes, that say whether it is in training, or is not.
+MODES = {
+    **dict.fromkeys(("train", "training", "is_training"), True),
+    **dict.fromkeys(("deterministic", "use_running_average", "inference"), False),
+}
 
 
 class Convention(NamedTuple):
     """The arguments by which a network's call learns of training and padding."""
 
-    training: tuple[str, ...] = ()  # arguments that are true in training
-    evaluation: tuple[str, ...] = ()  # arguments that are true in evaluation
+    modes: tuple[str, ...] = ()
     takes_mask: bool = False
     takes_rngs: bool = False
 
     def arguments(self, train: bool, mask=None, key=None) -> dict[str, Any]:
         """Keyword arguments of one call."""
-        chosen: dict[str, Any] = {name: train for name in self.training}
-        chosen |= {name: not train for name in self.evaluation}
+        chosen: dict[str, Any] = {name: train == MODES[name] for name in self.modes}
         chosen |= {"mask": mask} if self.takes_mask else {}
         return chosen | ({"rngs": nnx.Rngs(key)} if self.takes_rngs else {})
-
-    def without(self, other: "Convention") -> "Convention":
-        """What another convention does not say."""
-        return Convention(
-            tuple(name for name in self.training if name not in other.training),
-            tuple(name for name in self.evaluation if name not in other.evaluation),
-        )
 
 
 def adapt(
@@ -67,10 +60,9 @@ def adapt(
 
     Networks that have it already, such as those of the zoo, come back as they are.
     A network learns whether it is in training from those arguments of its call, or
-    attributes of a Linen module, that are named in `TRAINING_NAMES` and
-    `EVALUATION_NAMES`. A network that takes no mask normalises over whole batches,
-    which is sound because padding repeats the client's own images
-    (`federated.client.gather_batch`).
+    attributes of a Linen module, that are named in `MODES`. One that takes no mask
+    normalises over whole batches, which is sound because padding repeats the client's
+    own images (`federated.client.gather_batch`).
 
     Args:
       model: a Linen module; an NNX module, or the class or function of `rngs` that
@@ -93,38 +85,27 @@ def adapt(
         return model
     if isinstance(model, nn.Module):
         convention = read_convention(parameters(type(model).__call__), takes_mask)
-        if convention == Convention(("train",), (), True):
+        if convention == Convention(("train",), True):
             return model
         return LinenNetwork(model, convention, tuple(rngs))
     if isinstance(model, nnx.Module):
         adapted = getattr(model, "adapted", None)  # it stands for such a network
-        return adapted or _adapt_nnx(model, None, takes_mask)
+        return adapted or NNXNetwork(model, None, takes_mask)
     if _makes_nnx(model):
         # It runs, because constructors may compute numbers that no tracer has.
-        return _adapt_nnx(_make(model, 0), model, takes_mask)
-    from fuprune.models import foreign  # which imports from here
-
-    if foreign.library_of(model) is not None:
-        return foreign.adapt_foreign(model)
+        return NNXNetwork(model(rngs=nnx.Rngs(0)), model, takes_mask)
+    if library := _library_of(model):
+        return LIBRARIES[library](model)
     apply = getattr(model, "apply", model)
-    linen_class = isinstance(model, type) and issubclass(model, nn.Module)
-    if linen_class or not callable(apply):
-        kind = model if linen_class else type(model)
-        what = f"{'the class' if linen_class else 'a'} {kind.__name__}"
+    if isinstance(model, type) or not callable(apply):
         raise InputError(
-            f"model is {what}, which is no network; give a Linen or NNX module, or a "
-            "function (variables, images) -> logits."
+            f"model is {model!r:.80}, which is no network; give a Linen or NNX module,"
+            " or a function (variables, images) -> logits."
         )
-    names = parameters(apply)
-    if {"train", "mask", "mutable", "rngs"} <= names.keys() and model is not apply:
+    complete = {"train", "mask", "mutable", "rngs"} <= parameters(apply).keys()
+    if complete and model is not apply:
         return model
-    return FunctionNetwork(
-        apply,
-        init if init is not None else getattr(model, "init", None),
-        read_convention(names, takes_mask),
-        tuple(name for name in ("mutable", "rngs") if name in names),
-        next(iter(names), None) == "params",
-    )
+    return _adapt_function(apply, init or getattr(model, "init", None), takes_mask)
 
 
 def parameters(function) -> Mapping[str, inspect.Parameter]:
@@ -137,11 +118,8 @@ def parameters(function) -> Mapping[str, inspect.Parameter]:
 
 def read_convention(names: Collection[str], takes_mask: bool | None) -> Convention:
     """The convention of a call with parameters of these names."""
-    return Convention(
-        tuple(name for name in TRAINING_NAMES if name in names),
-        tuple(name for name in EVALUATION_NAMES if name in names),
-        "mask" in names and takes_mask is not False,
-    )
+    modes = tuple(name for name in MODES if name in names)
+    return Convention(modes, "mask" in names and takes_mask is not False)
 
 
 class Network:
@@ -169,12 +147,9 @@ class LinenNetwork(Network):
 
     def init(self, key, images, train: bool = False):
         """Fresh variables."""
-        streams = {
-            name: jax.random.fold_in(key, i) for i, name in enumerate(self.streams)
-        }
-        return self._at(train).init(
-            {"params": key, **streams}, images, **self.convention.arguments(train)
-        )
+        keys = {n: jax.random.fold_in(key, i) for i, n in enumerate(self.streams)}
+        options = self.convention.arguments(train)
+        return self._at(train).init({"params": key, **keys}, images, **options)
 
     def apply(self, variables, images, train=False, mask=None, *, rngs=None, **options):
         """Logits [B, U], and the updated collections if `mutable` names any.
@@ -209,55 +184,93 @@ class LinenNetwork(Network):
 
     def _at(self, train):
         """The module with those of its attributes set that say the same."""
-        fields = [field.name for field in dataclasses.fields(self.module)]
+        names = [field.name for field in dataclasses.fields(self.module)]
         # Some modules take the mode as an attribute, which only a clone can change.
-        said = read_convention(fields, takes_mask=False).without(self.convention)
-        settings = said.arguments(train)
-        return self.module.clone(**settings) if settings else self.module
+        found = read_convention(names, takes_mask=False).arguments(train)
+        said = {k: found[k] for k in found if k not in self.convention.modes}
+        return self.module.clone(**said) if said else self.module
 
 
-@dataclasses.dataclass(frozen=True)
-class NNXNetwork(Network):
-    """An NNX module taken apart: its graph, static, and where each array belongs."""
+class CalledNetwork(Network):
+    """A network by two functions, equal to those with an equal key."""
 
-    graph: Any  # nnx.GraphDef
-    places: tuple[tuple[str, tuple], ...]  # (collection, path in the module) of arrays
-    convention: Convention
-    factory: Callable | None = None
-    # The variables it came with, for `init`.
-    given: Any = dataclasses.field(default=None, compare=False, repr=False)
+    def __init__(
+        self,
+        key: Any,
+        initialise: Callable | None,
+        call: Callable,
+        given: Variables | None = None,
+    ):
+        """Takes what the network is.
+
+        Args:
+          key: hashable.
+          initialise: `(key, images) -> variables`, or None if nobody said.
+          call: `(variables, images, train, mask, mutable, rngs) -> outputs, new state`.
+          given: the variables it came with.
+        """
+        self.key, self.initialise, self.call, self.given = key, initialise, call, given
+
+    def __eq__(self, other):
+        """By the key."""
+        return type(other) is type(self) and other.key == self.key
+
+    def __hash__(self):
+        """By the key."""
+        return hash(self.key)
 
     def init(self, key, images, train: bool = False):
-        """Fresh variables: by the network's factory, or drawn in place of its own."""
-        del images, train
-        if self.factory is not None:
-            try:
-                return variables_of(_make(self.factory, key))
-            except jax.errors.ConcretizationTypeError:
-                pass  # a constructor that computes numbers, inside another program
-        return drawn_like(self.given, key)
+        """Fresh variables, if a function for it was given."""
+        if self.initialise is None:
+            raise InputError(
+                "this network is a function and has no init; give it one: "
+                "adapt(function, init=...)."
+            )
+        return self.initialise(key, images)
 
     def apply(
         self, variables, images, train=False, mask=None, *, mutable=False, rngs=None
     ):
-        """Logits [B, U], and its statistics, if any, unless `mutable` is False."""
+        """Logits [B, U], and its new state or {} unless `mutable` is False."""
+        result, new = self.call(variables, images, train, mask, mutable, rngs)
+        logits = first_result(result)
+        return logits if mutable is False else (logits, new)
+
+
+class NNXNetwork(CalledNetwork):
+    """An NNX module taken apart: its graph, static, and where each array belongs."""
+
+    def __init__(self, module, factory, takes_mask):
+        """Reads the module; its factory, if there is one, makes fresh ones."""
+        self.graph, self.factory = nnx.graphdef(module), factory
+        self.places = tuple((kind, path) for kind, path, _ in _arrays(module))
+        names = parameters(type(module).__call__)
+        self.convention = read_convention(names, takes_mask)
+        self.convention = self.convention._replace(takes_rngs="rngs" in names)
+        key = (self.graph, self.places, self.convention, factory)
+        super().__init__(key, self._fresh, self._call, variables_of(module))
+
+    def _fresh(self, key, images):
+        if self.factory is not None:
+            try:
+                return variables_of(self.factory(rngs=nnx.Rngs(key)))
+            except jax.errors.ConcretizationTypeError:
+                pass  # a constructor that computes numbers, inside another program
+        return drawn_like(self.given, key)
+
+    def _call(self, variables, images, train, mask, mutable, rngs):
         module = self.module(variables, rngs=rngs)
         module.train() if train else module.eval()
-        key = rngs["dropout"] if rngs else jax.random.key(0)
-        logits = first_result(
-            module(images, **self.convention.arguments(train, mask, key))
-        )
-        if mutable is False:
-            return logits
+        options = self.convention.arguments(train, mask, _dropout_key(rngs))
+        result = module(images, **options)
         # Without statistics nothing, as Flax does: a loop over steps needs its state to
         # keep one structure.
         found = variables_of(module)
-        return logits, {name: found[name] for name in ("batch_stats",) if name in found}
+        return result, {k: found[k] for k in ("batch_stats",) if k in found}
 
     def module(self, variables, *, rngs=None) -> nnx.Module:
         """The NNX module that holds these variables."""
-        key = rngs["dropout"] if rngs else jax.random.key(0)
-        flat = []
+        key, flat = _dropout_key(rngs), []
         for number, (collection, path) in enumerate(self.places):
             # Random state comes from the arguments in every call, counters at zero: a
             # module draws the same from the same key, whatever was called before.
@@ -273,42 +286,127 @@ class NNXNetwork(Network):
         return nnx.merge(self.graph, nnx.from_flat_state(flat))
 
 
-@dataclasses.dataclass(frozen=True)
-class FunctionNetwork(Network):
-    """A plain function of variables and images, called as the others are."""
+def _dropout_key(rngs) -> jax.Array:
+    return rngs["dropout"] if rngs else jax.random.key(0)
 
-    function: Callable
-    initialise: Callable | None
-    convention: Convention
-    also: tuple[str, ...] = ()  # of "mutable" and "rngs", those it takes
-    takes_params: bool = False  # and no other variables
 
-    def init(self, key, images, train: bool = False):
-        """Fresh variables, if a function for it was given."""
-        del train
-        if self.initialise is None:
-            raise InputError(
-                "this network is a function and has no init; give it one: "
-                "adapt(function, init=...)."
-            )
-        return self.initialise(key, images)
+def _adapt_function(function, init, takes_mask) -> CalledNetwork:
+    """A function of variables, or of parameters only, and images."""
+    names = parameters(function)
+    convention = read_convention(names, takes_mask)
+    takes_params = next(iter(names), None) == "params"
 
-    def apply(
-        self, variables, images, train=False, mask=None, *, mutable=False, rngs=None
-    ):
-        """Logits [B, U], and its state or {} unless `mutable` is False."""
+    def call(variables, images, train, mask, mutable, rngs):
         options = {"mutable": mutable, "rngs": rngs}
-        result = self.function(
-            variables["params"] if self.takes_params else variables,
+        result = function(
+            variables["params"] if takes_params else variables,
             images,
-            **self.convention.arguments(train, mask),
-            **{name: options[name] for name in self.also},
+            **convention.arguments(train, mask),
+            **{name: options[name] for name in options if name in names},
         )
-        if mutable is not False and "mutable" in self.also:
-            return first_result(result[0]), result[1]
         # A function that knows nothing of state has none to return.
-        logits = first_result(result)
-        return logits if mutable is False else (logits, {})
+        has_state = mutable is not False and "mutable" in names
+        return result if has_state else (result, {})
+
+    return CalledNetwork((function, init, takes_mask), init, call)
+
+
+def _adapt_haiku(transformed) -> CalledNetwork:
+    """What `hk.transform` gives, with or without state, which is "batch_stats"."""
+    names = parameters(transformed.apply)
+    inner = parameters(getattr(transformed.init, "_original_fn", None))
+    convention, has_state = read_convention(inner, None), "state" in names
+
+    def init(key, images):
+        # In training: haiku's norms make their statistics there alone.
+        made = transformed.init(key, images, **convention.arguments(True))
+        if has_state:
+            return {"params": made[0], "batch_stats": made[1]}
+        return {"params": made}
+
+    def call(variables, images, train, mask, mutable, rngs):
+        given = [variables["params"]]
+        given += [variables.get("batch_stats", {})] if has_state else []
+        given += [_dropout_key(rngs)] if "rng" in names else []
+        options = convention.arguments(train, mask)
+        result = transformed.apply(*given, images, **options)
+        if has_state:
+            return result[0], {"batch_stats": result[1]}
+        return result, {}
+
+    return CalledNetwork(transformed, init, call)
+
+
+def _adapt_equinox(model) -> CalledNetwork:
+    """An Equinox module of one image, channels first, and perhaps of a `key`."""
+    import equinox  # pyright: ignore[reportMissingImports]
+
+    arrays, static = equinox.partition(model, equinox.is_array)
+    pairs, tree = jax.tree_util.tree_flatten_with_path(arrays)
+    keystr = jax.tree_util.keystr
+    paths = [tuple(keystr((key,), simple=True) for key in path) for path, _ in pairs]
+    values = dict(zip(paths, (value for _, value in pairs), strict=True))
+    names = parameters(type(model).__call__)
+    convention = read_convention(names, None)
+
+    def call(variables, images, train, mask, mutable, rngs):
+        flat = traverse_util.flatten_dict(variables["params"])
+        arrays = jax.tree.unflatten(tree, [flat[path] for path in paths])
+        module = equinox.combine(arrays, static)
+        module = equinox.nn.inference_mode(module, value=not train)
+        options = convention.arguments(train, mask)
+
+        def one(image, key):
+            return module(image, **options, **({"key": key} if "key" in names else {}))
+
+        keys = jax.random.split(_dropout_key(rngs), len(images))
+        return jax.vmap(one)(jnp.moveaxis(images, -1, 1), keys), {}
+
+    return _holding(model, {"params": traverse_util.unflatten_dict(values)}, call)
+
+
+def _adapt_keras(model) -> CalledNetwork:
+    """A Keras model on the JAX backend; what it does not train is "batch_stats"."""
+    kinds = {
+        "params": model.trainable_variables,
+        "batch_stats": model.non_trainable_variables,
+    }
+    paths = {k: [tuple(v.path.split("/")) for v in kinds[k]] for k in kinds}
+
+    def tree(kind, values):
+        flat = dict(zip(paths[kind], values, strict=True))
+        return traverse_util.unflatten_dict(flat)
+
+    def call(variables, images, train, mask, mutable, rngs):
+        flat = {k: traverse_util.flatten_dict(variables.get(k, {})) for k in kinds}
+        held = [[flat[k][path] for path in paths[k]] for k in kinds]
+        result, new = model.stateless_call(*held, images, training=train)
+        return result, {"batch_stats": tree("batch_stats", new)}
+
+    given = {k: tree(k, [jnp.asarray(v.value) for v in kinds[k]]) for k in kinds}
+    return _holding(model, given, call)
+
+
+def _holding(model, given, call) -> CalledNetwork:
+    """A network that holds its arrays; `init` draws others in their place."""
+
+    def init(key, images):
+        return drawn_like(given, key)
+
+    return CalledNetwork(id(model), init, call, given)
+
+
+LIBRARIES: dict[str, Callable[[Any], CalledNetwork]] = {
+    "haiku": _adapt_haiku,
+    "equinox": _adapt_equinox,
+    "keras": _adapt_keras,
+}
+
+
+def _library_of(model: Any) -> str | None:
+    """The library that a network comes from, if it is one of these."""
+    homes = {cls.__module__.partition(".")[0] for cls in type(model).__mro__}
+    return next((name for name in LIBRARIES if name in homes), None)
 
 
 def first_result(result: Any) -> Any:
@@ -340,13 +438,8 @@ def drawn_like(variables: Variables, key: jax.Array) -> dict[str, Any]:
 
 def own_variables(model: Any, variables: Any) -> Any:
     """The variables given, or those that the model holds."""
-    if variables is not None:
-        return variables
-    from fuprune.models import foreign
-
-    if isinstance(model, nnx.Module) or foreign.library_of(model) is not None:
-        return variables_of(model)
-    return None
+    holds = isinstance(model, nnx.Module) or _library_of(model) is not None
+    return variables_of(model) if variables is None and holds else variables
 
 
 def variables_of(module: Any) -> dict[str, Any]:
@@ -386,14 +479,6 @@ def _arrays(module: nnx.Module) -> list[tuple[str, tuple, Any]]:
     ]
 
 
-def _adapt_nnx(module, factory, takes_mask) -> NNXNetwork:
-    places = tuple((collection, path) for collection, path, _ in _arrays(module))
-    names = parameters(type(module).__call__)
-    convention = read_convention(names, takes_mask)._replace(takes_rngs="rngs" in names)
-    graph, given = nnx.graphdef(module), variables_of(module)
-    return NNXNetwork(graph, places, convention, factory, given)
-
-
 def _makes_nnx(model) -> bool:
     """Whether it is an NNX class, or a function of `rngs` alone."""
     if isinstance(model, type):
@@ -405,7 +490,3 @@ def _makes_nnx(model) -> bool:
         and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]
     return required == ["rngs"]
-
-
-def _make(factory, key) -> nnx.Module:
-    return factory(rngs=nnx.Rngs(key))

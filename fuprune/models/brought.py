@@ -10,7 +10,6 @@ import functools
 import importlib
 import os
 import pkgutil
-import re
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -23,7 +22,6 @@ from fuprune.errors import InputError
 from fuprune.models.adapt import Network, adapt
 from fuprune.models.zoo import check_sizes
 
-_FACTORY_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 Factory = str | Callable[..., Any]
 
 
@@ -67,15 +65,11 @@ def bring(
         [B, H, W, C] to logits [B, num_classes].
     """
     shape = check_sizes(num_classes, input_shape)
-    function = _find(factory) if isinstance(factory, str) else factory
-    return _bring(function, _name_of(factory), int(num_classes), shape)
-
-
-def _name_of(factory: Factory) -> str:
     if isinstance(factory, str):
-        return factory
-    module = getattr(factory, "__module__", type(factory).__module__)
-    return f"{module}:{getattr(factory, '__qualname__', type(factory).__qualname__)}"
+        return _bring(_find(factory), factory, int(num_classes), shape)
+    named = factory if hasattr(factory, "__qualname__") else type(factory)
+    name = f"{named.__module__}:{named.__qualname__}"
+    return _bring(factory, name, int(num_classes), shape)
 
 
 # One network for each call, so that what is compiled for it is found again even if the
@@ -83,21 +77,17 @@ def _name_of(factory: Factory) -> str:
 @functools.lru_cache(maxsize=64)
 def _bring(function, name, num_classes, shape) -> BroughtNetwork:
     call = f"{name}(num_classes={num_classes}, input_shape={shape})"
-    try:
-        network = adapt(function(num_classes=num_classes, input_shape=shape))
-    except Exception as error:
-        raise InputError(f"{call} failed: {_one_line(error)}") from error
     # Two images: a network that drops the axis of a batch of one would pass with one.
     images = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
     try:
+        network = adapt(function(num_classes=num_classes, input_shape=shape))
         variables = jax.eval_shape(network.init, jax.random.key(0), images)
         logits = jax.eval_shape(
             lambda v, x: network.apply(v, x, train=False), variables, images
         )
     except Exception as error:
         raise InputError(
-            f"the network of {call} does not take images of shape "
-            f"{list(images.shape)}: {_one_line(error)}"
+            f"{call}, given images {list(images.shape)}, failed: {_one_line(error)}"
         ) from error
     seen = getattr(logits, "shape", None)
     if seen != (2, num_classes):
@@ -106,18 +96,11 @@ def _bring(function, name, num_classes, shape) -> BroughtNetwork:
             f"the network of {call} maps images {list(images.shape)} to {what}, but "
             f"must give logits [2, {num_classes}], a column for each class."
         )
-    if "params" not in variables:
-        raise InputError(
-            f"the network of {call} has variables {sorted(variables)}, but must have "
-            "its trained ones under 'params'."
-        )
     return BroughtNetwork(network, name, num_classes, shape)
 
 
 def _find(name: str) -> Callable[..., Any]:
     """Imports a factory."""
-    if not _FACTORY_NAME.fullmatch(name):
-        raise InputError(f"factory is {name!r}, but must be package.module:factory.")
     here = os.getcwd()
     if sys.path[:1] != [here]:
         # As `python -m` does; a console script would look beside itself instead.
@@ -131,7 +114,9 @@ def _find(name: str) -> Callable[..., Any]:
             f" in {here} and among the installed packages."
         ) from error
     if not callable(function):
-        raise InputError(f"model.name is {name!r}, which is no function.")
+        raise InputError(
+            f"{name!r} is no function; name one as package.module:factory."
+        )
     return function
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fuprune.errors import InputError, check_choice
+from fuprune.errors import check_choice
 from fuprune.models.adapt import Network, adapt
 
 VOTES = ("softmax", "votes")
@@ -31,9 +31,7 @@ class Ensemble(Network):
     vote: str = "softmax"
 
     def __post_init__(self):
-        """Refuses what no ensemble can be."""
-        if self.size < 1:
-            raise InputError(f"size is {self.size}, but must be 1 or more.")
+        """Refuses another vote."""
         check_choice("vote", self.vote, VOTES)
 
     @property
@@ -45,11 +43,6 @@ class Ensemble(Network):
     def input_shape(self) -> tuple[int, int, int]:
         """(H, W, C) of one image."""
         return self.member.input_shape
-
-    @property
-    def conv(self) -> str:
-        """Whose convolutions the members use."""
-        return getattr(self.member, "conv", "xla")
 
     def init(self, key, images, train: bool = False):
         """Fresh variables, other ones for each member."""

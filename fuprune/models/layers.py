@@ -1,7 +1,6 @@
 """The layers every network of the zoo is made of, channels last.
 
-A convolution and its norm form one prunable layer (Eq. 3 of the paper, with the norm
-that follows it).
+A convolution and its norm form one prunable layer (Eq. 3 of the paper).
 """
 
 import functools
@@ -63,17 +62,11 @@ class Norm(nn.Module):
             self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32),
             self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32),
         )
+        moments = tuple(moment.value for moment in running)
         outputs, recorded = _batch_norm(
-            inputs,
-            scale,
-            bias,
-            tuple(moment.value for moment in running),
-            mask,
-            residual,
-            train=train,
-            relu=relu,
-            implementation=self.implementation,
-        )
+            inputs, scale, bias, moments, mask, residual,
+            train=train, relu=relu, implementation=self.implementation,
+        )  # fmt: skip
         recording = train and self.is_mutable_collection("batch_stats")
         if recording and not self.is_initializing():
             for moment, value in zip(running, recorded, strict=True):
@@ -87,7 +80,7 @@ def _group_norm(inputs, scale, bias):
     The moments of a group are those of its live channels alone, so that a network with
     the dead ones removed computes the same function.
     """
-    scale, bias, alive = without_dead_channels(scale, bias)
+    scale, bias, alive = _without_dead_channels(scale, bias)
     channels = inputs.shape[-1]
     group = np.arange(channels) // (channels // NUM_GROUPS)
     member = jnp.asarray(np.eye(NUM_GROUPS, dtype=np.float32)[group])  # [C, G]
@@ -119,7 +112,7 @@ def _batch_norm(
     `running` are moments (mean, variance), [C] each. Returns [B, H, W, C], and the
     running moments after this batch.
     """
-    scale, bias, _ = without_dead_channels(scale, bias)
+    scale, bias, _ = _without_dead_channels(scale, bias)
     if not train:
         mean, variance = running
         outputs = normalisation.normalise(
@@ -134,23 +127,20 @@ def _batch_norm(
         inputs, scale, bias, real, residual, relu=relu, epsilon=NORM_EPSILON
     )
     return outputs, tuple(
-        moving_average(old, new, some)
+        _moving_average(old, new, some)
         for old, new in zip(running, moments, strict=True)
     )
 
 
-def moving_average(running, moment, some):
-    """BatchNorm's running moment after a batch; the old one where `some` is False.
-
-    A batch of nothing but padding has no statistics to record.
-    """
+def _moving_average(running, moment, some):
     recorded = BATCH_NORM_MOMENTUM * running + (1 - BATCH_NORM_MOMENTUM) * moment
     # A moment of float64 data must not widen what a loop over batches carries.
     recorded = recorded.astype(running.dtype)
+    # A batch of nothing but padding has no statistics to record.
     return recorded if some is True else jnp.where(some, recorded, running)
 
 
-def without_dead_channels(scale, bias):
+def _without_dead_channels(scale, bias):
     """Scale and bias that pass no gradient to dead channels, and which are alive."""
     # Zero is exact here: only surgery writes it, and no optimiser comes back to it.
     alive = jax.lax.stop_gradient((scale != 0) | (bias != 0))
@@ -236,21 +226,9 @@ def loops_are_fast(network) -> bool:
     True of oneDNN's, while XLA's own are many times slower there. `network` is any, or
     the name of its convolutions.
     """
-    return convolutions_of(network) == "onednn"
-
-
-def convolutions_of(network) -> str:
-    """The implementation of a network's convolutions, "xla" if it does not say."""
     while not isinstance(network, str):
-        inner = getattr(network, "conv", None)
-        if inner is None:  # what is adapted, cut or made of several
-            inner = next(
-                (
-                    getattr(network, name)
-                    for name in ("base", "member", "module")
-                    if hasattr(network, name)
-                ),
-                "xla",
-            )
-        network = inner
-    return network
+        # Its own, or those of the network that it adapts, cuts or repeats.
+        parts = ("conv", "base", "member", "module")
+        found = [getattr(network, name, None) for name in parts]
+        network = next((part for part in found if part is not None), "xla")
+    return network == "onednn"

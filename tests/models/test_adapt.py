@@ -376,9 +376,9 @@ def test_fresh_variables_are_made_inside_other_programs_too():
 
 
 def test_what_is_no_network_is_refused_in_one_sentence():
-    with pytest.raises(ValueError, match="is a int, which is no network"):
+    with pytest.raises(ValueError, match="is 3, which is no network"):
         adapt(3)
-    with pytest.raises(ValueError, match="is the class Dense, which is no network"):
+    with pytest.raises(ValueError, match="Dense.*, which is no network"):
         adapt(nn.Dense)
     with pytest.raises(ValueError, match="no init; give it one"):
         adapt(linear).init(jax.random.key(0), IMAGES)

@@ -135,12 +135,12 @@ def make(name="own_nets:make_model"):
         ("half_nets:make", "half_nets:make failed: ModuleNotFoundError"),
         ("bad_nets:make", "bad_nets:make failed: SyntaxError"),
         ("own_nets:absent", "AttributeError: .* 'absent'"),
-        ("own_nets:constant", "'own_nets:constant', which is no function"),
+        ("own_nets:constant", "'own_nets:constant' is no function"),
         ("own_nets:broken", "failed: RuntimeError: no weights found"),
         ("own_nets:picky", "failed: TypeError: .*input_shape"),
         ("own_nets:narrow", r"to an array \[2, 2\], but must give logits \[2, 3\]"),
-        ("own_nets:deep", "does not take images of shape"),
-        ("own_nets", "must be package.module:factory"),
+        ("own_nets:deep", "given images .* failed"),
+        ("own_nets", "name one as package.module:factory"),
     ],
 )
 def test_a_factory_that_cannot_be_used_is_one_line(package, name, message):
