@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from fuprune.models.ensemble import Ensemble
 from fuprune.surgery import SlimNetwork, rebuild
 
 FORMAT = "fuprune-model-1"
+_LOGGER = logging.getLogger(__name__)
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 # The check that a batch has the shape it should: the only call in our own exports.
 _KNOWN_CALLS = ("@shape_assertion(",)
@@ -115,6 +117,9 @@ def load_safetensors(
         raise InputError(f"{path} has a spec that is not JSON: {error}.") from error
     model = rebuild.from_spec(spec, factory=factory, conv=conv, dtype=dtype)
     _check_arrays(model, flat, str(path))
+    broken = [name for name, array in flat.items() if not np.isfinite(array).all()]
+    if broken:  # a model that diverged is saved and audited like any other
+        _LOGGER.warning("%s has NaN or infinity in %s; it diverged.", path, broken[0])
     arrays = jax.device_put(flat)
     return model, traverse_util.unflatten_dict(arrays, sep="/")
 

@@ -100,10 +100,10 @@ def from_spec(
       conv: implementation of the convolution, for a model of the zoo.
       dtype: type the convolutions compute in, for a model of the zoo.
     """
-    return _build(spec, factory, {"conv": conv, "dtype": dtype}, 0)
+    return _build(spec, factory, {"conv": conv, "dtype": dtype})
 
 
-def _build(spec, factory, options, depth):
+def _build(spec, factory, options, depth=0, inside=False):
     if depth > MAX_DEPTH:
         raise InputError(f"model spec is nested deeper than {MAX_DEPTH} levels.")
     try:
@@ -118,10 +118,12 @@ def _build(spec, factory, options, depth):
     if found.factory:
         return _brought(found.factory, factory, sizes)
     if found.member is not None:
-        member = _build(found.member, factory, options, depth + 1)
+        if inside:  # a thousand networks of a thousand each would never end loading
+            raise InputError("model spec has an ensemble whose members are ensembles.")
+        member = _build(found.member, factory, options, depth + 1, True)
         return Ensemble(member, found.size, found.vote)
     if found.base is not None:
-        model = _build(found.base, factory, options, depth + 1)
+        model = _build(found.base, factory, options, depth + 1, inside)
         shape = tuple(found.input_shape)
     else:
         model = zoo.create(found.name, norm=found.norm, **sizes, **options)

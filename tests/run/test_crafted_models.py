@@ -178,6 +178,9 @@ CRAFTED_MODELS = {
     "spec with channels out of range": with_spec(channels={"stem": [99]}),
     "spec with negative channels": with_spec(channels={"stem": [-1]}),
     "spec with channels twice": with_spec(channels={"stem": [0, 0]}),
+    "spec with ensembles in an ensemble": with_spec_text(
+        '{"member": {"member": {"name": "resnet8"}, "size": 1000}, "size": 1000}'
+    ),
     "spec with no channels": with_spec(channels={"stem": []}),
     "spec with huge channels": with_spec(channels={"stem": [10**30]}),
     "spec with channels as a list": with_spec(channels=[["stem", [0]]]),
@@ -190,6 +193,15 @@ def test_a_crafted_model_is_refused_with_one_error(craft, home, trace, saved):
     with pytest.raises(ValueError) as caught:
         load_model(home, craft(saved))
     assert str(caught.value)
+
+
+def test_a_model_that_diverged_loads_and_says_so(home, saved, caplog):
+    header, body = taken_apart(saved)
+    loaded = load_model(home, put_together(header, body[:-4] + b"\xff" * 4))
+    assert np.isnan(
+        np.concatenate([x.ravel() for x in jax.tree.leaves(loaded[1])])
+    ).any()
+    assert "it diverged" in caplog.text
 
 
 @pytest.mark.parametrize("nested", [False, True])
