@@ -2,9 +2,8 @@
 
 An authority (`ca`), a certificate of the gate for the names and addresses by which
 nodes reach it (`superlink`), a key for each SuperNode (`node-K`), and the operator's,
-which signs forget orders (`operator`). Private halves are readable by their owner
-alone: `node-K`, `ca.crt` and `operator.pub` go to the machine of client K, `operator`
-to whoever may order, and `ca.key` to none of them.
+which signs forget orders (`operator`). `node-K`, `ca.crt` and `operator.pub` go to the
+machine of client K, `operator` to whoever may order, and `ca.key` to none of them.
 """
 
 import contextlib
@@ -23,11 +22,11 @@ from fuprune.errors import InputError
 from fuprune.files import write_whole
 
 HERE = ("localhost", "127.0.0.1")  # by which the link's own processes reach it
+DAYS = 365  # that a certificate is good for
+_PEM, _OPENSSH = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH
 
 
-def make_certificates(
-    folder: Path, *, hosts: Sequence[str], nodes: int, days: int = 365
-) -> None:
+def make_certificates(folder: Path, *, hosts: Sequence[str], nodes: int) -> None:
     """Makes what is missing in `folder`, so that it can be called for more nodes.
 
     Raises:
@@ -35,22 +34,19 @@ def make_certificates(
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     names = [_host(host) for host in dict.fromkeys((*hosts, *HERE))]
-    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
     authority, link = folder / "ca.crt", folder / "superlink.crt"
     if not authority.exists():
         # A path length of 0: it signs servers, and no further authorities.
-        rights = [x509.BasicConstraints(True, 0), _usage(signs=True)]
-        _issue(folder / "ca", "fuprune federation", rights, end)
+        _issue(folder / "ca", "fuprune federation", [x509.BasicConstraints(True, 0)])
     if not link.exists():
-        issuer = x509.load_pem_x509_certificate(authority.read_bytes())
+        issuer = x509.load_pem_x509_certificate(authority.read_bytes()).subject
         key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
         rights = [
             x509.SubjectAlternativeName(names),
             x509.BasicConstraints(False, None),
-            _usage(signs=False),
             x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
         ]
-        _issue(folder / "superlink", hosts[0][:64], rights, end, (issuer.subject, key))
+        _issue(folder / "superlink", hosts[0][:64], rights, (issuer, key))
     made = x509.load_pem_x509_certificate(link.read_bytes())
     known = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     missing = [str(name.value) for name in names if name not in known]
@@ -61,42 +57,42 @@ def make_certificates(
         )
     _make_pair(folder / "operator", ed25519.Ed25519PrivateKey.generate)
     for number in range(nodes):
-        path = folder / f"node-{number}"
-        _make_pair(path, lambda: ec.generate_private_key(ec.SECP384R1()))
+        _make_pair(folder / f"node-{number}", _curve_key)
 
 
-def _issue(path: Path, name: str, rights, end, issuer: Any = None) -> None:
+def _curve_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def _issue(path: Path, name: str, rights: list, issuer: Any = None) -> None:
     """Writes a key, and its certificate by an issuer, `(name, key)`, or by itself."""
-    key = ec.generate_private_key(ec.SECP384R1())
+    key = _curve_key()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     issued_by, signer = issuer or (subject, key)
     # Five minutes back, for machines whose clocks are a little behind.
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
-    public, of_signer = key.public_key(), signer.public_key()
+    end = start + datetime.timedelta(days=DAYS)
     builder = x509.CertificateBuilder(
-        issued_by, subject, public, x509.random_serial_number(), start, end
+        issued_by, subject, key.public_key(), x509.random_serial_number(), start, end
     )
+    usage = dict.fromkeys(
+        ("digital_signature", "content_commitment", "key_encipherment")
+        + ("data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
+        False,
+    )
+    usage |= {"digital_signature": issuer is not None}
+    signs = {"key_cert_sign": issuer is None, "crl_sign": issuer is None}
     for extension in (
         *rights,
-        x509.SubjectKeyIdentifier.from_public_key(public),
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(of_signer),
+        x509.KeyUsage(**usage, **signs),
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
     ):
         critical = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
         builder = builder.add_extension(extension, critical)
-    signed = builder.sign(signer, hashes.SHA384())
     _write_private(path.with_suffix(".key"), key, serialization.PrivateFormat.PKCS8)
-    pem = signed.public_bytes(serialization.Encoding.PEM)
-    write_whole(path.with_suffix(".crt"), pem)
-
-
-def _usage(*, signs: bool) -> x509.KeyUsage:
-    no = dict.fromkeys(
-        ("content_commitment", "key_encipherment", "data_encipherment"), False
-    )
-    no |= dict.fromkeys(("key_agreement", "encipher_only", "decipher_only"), False)
-    return x509.KeyUsage(
-        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **no
-    )
+    signed = builder.sign(signer, hashes.SHA384())
+    write_whole(path.with_suffix(".crt"), signed.public_bytes(_PEM))
 
 
 def _host(host: str) -> x509.GeneralName:
@@ -116,9 +112,9 @@ def _make_pair(path: Path, generate) -> None:
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, form)
     # In this order: a kill in between leaves no private half, and both are made again.
     write_whole(path.with_suffix(".pub"), public + b"\n")
-    _write_private(path, key, serialization.PrivateFormat.OpenSSH)
+    _write_private(path, key, _OPENSSH)
 
 
 def _write_private(path: Path, key, form: serialization.PrivateFormat) -> None:
-    pem, unlocked = serialization.Encoding.PEM, serialization.NoEncryption()
-    write_whole(path, key.private_bytes(pem, form, unlocked), mode=0o600)
+    plain = serialization.NoEncryption()
+    write_whole(path, key.private_bytes(_PEM, form, plain), mode=0o600)

@@ -1,14 +1,14 @@
 """The one door to a SuperLink from outside: it lets SuperNodes in, and nothing else.
 
-A SuperLink answers on one port to nodes and to whoever starts runs, and only nodes have
-to show a key. Whoever starts a run decides what server and clients execute. So the link
-listens on loopback, and this proxy passes on what SuperNodes say, under `/v1/fleet/`;
-everything else gets 404. Any proxy that does the same will do as well.
+A SuperLink answers on one port to nodes and to whoever starts runs, who decides what
+server and clients execute. So the link listens on loopback, and this proxy passes on
+what SuperNodes say, under `/v1/fleet/`; everything else gets 404.
 """
 
-import argparse
 import re
+import socket
 import ssl
+import threading
 from pathlib import Path
 
 import httpx
@@ -20,7 +20,9 @@ from starlette.routing import Route
 
 FOR_NODES = re.compile(rb"/v1/fleet/[a-z-]+")
 MOST_BYTES = 64 * 2**20  # of one request; Flower sends what is larger in pieces
-_OF_THE_CONNECTION = {"connection", "content-length", "host", "transfer-encoding"}
+# Headers of one connection; httpx has undone the encoding of what the link answered.
+_DROPPED = {"connection", "content-length", "host", "transfer-encoding"}
+_DROPPED |= {"content-encoding", "accept-encoding"}
 
 
 def make_gate(client: httpx.AsyncClient) -> Starlette:
@@ -28,16 +30,18 @@ def make_gate(client: httpx.AsyncClient) -> Starlette:
 
     async def pass_on(request: Request) -> Response:
         # As it came: what decoding makes of a path is not for this door to say.
-        if not FOR_NODES.fullmatch(request.scope["raw_path"]):
+        path = request.scope["raw_path"]
+        if not FOR_NODES.fullmatch(path):
             return Response(status_code=404)
         body = b""
         async for piece in request.stream():
             body += piece
             if len(body) > MOST_BYTES:
                 return Response(status_code=413)
-        path = request.scope["raw_path"].decode()
         try:
-            answer = await client.post(path, content=body, headers=_kept(request))
+            answer = await client.post(
+                path.decode(), content=body, headers=_kept(request)
+            )
         except httpx.TransportError:
             return Response(status_code=503)
         return Response(answer.content, answer.status_code, _kept(answer))
@@ -46,32 +50,21 @@ def make_gate(client: httpx.AsyncClient) -> Starlette:
 
 
 def _kept(message: Request | httpx.Response) -> dict[str, str]:
-    # httpx has undone the encoding of what the link answered.
-    dropped = _OF_THE_CONNECTION | {"content-encoding", "accept-encoding"}
-    return {k: v for k, v in message.headers.items() if k.lower() not in dropped}
+    return {k: v for k, v in message.headers.items() if k.lower() not in _DROPPED}
 
 
-def main() -> None:
-    """The command line; `launch.py` starts it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("keys", type=Path, help="folder that certificates.py filled")
-    parser.add_argument("--link", required=True, help="address on loopback, host:port")
-    parser.add_argument("--host", default="0.0.0.0")
-    parser.add_argument("--port", type=int, default=443)
-    given = parser.parse_args()
-    trusted = ssl.create_default_context(cafile=str(given.keys / "ca.crt"))
-    client = httpx.AsyncClient(
-        base_url=f"https://{given.link}", verify=trusted, timeout=None
+def open_gate(keys: Path, link: str, host: str, port: int) -> int:
+    """Opens the gate in front of a link, `host:port`, in a thread; its own port."""
+    trusted = ssl.create_default_context(cafile=str(keys / "ca.crt"))
+    client = httpx.AsyncClient(base_url=f"https://{link}", verify=trusted, timeout=None)
+    bound = socket.create_server((host, port))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            make_gate(client),
+            ssl_certfile=str(keys / "superlink.crt"),
+            ssl_keyfile=str(keys / "superlink.key"),
+            log_level="warning",
+        )
     )
-    uvicorn.run(
-        make_gate(client),
-        host=given.host,
-        port=given.port,
-        ssl_certfile=str(given.keys / "superlink.crt"),
-        ssl_keyfile=str(given.keys / "superlink.key"),
-        log_level="warning",
-    )
-
-
-if __name__ == "__main__":
-    main()
+    threading.Thread(target=server.run, args=([bound],), daemon=True).start()
+    return bound.getsockname()[1]

@@ -27,6 +27,7 @@ import psutil
 
 from fuprune.errors import FupruneError, InputError
 from fuprune.flower.certificates import make_certificates
+from fuprune.flower.gate import open_gate
 from fuprune.flower.server_app import FAILED, FINISHED, LOG, TOLD
 
 HERE = "127.0.0.1"
@@ -42,8 +43,8 @@ class FederationError(FupruneError):
 class Federation:
     """The processes of a link, and perhaps of nodes, with their files in a folder."""
 
-    def __init__(self, folder: Path, *, insecure: bool = False, app: Path = APP):
-        self.folder, self.insecure, self.app = folder.absolute(), insecure, app
+    def __init__(self, folder: Path, app: Path = APP):
+        self.folder, self.app = folder.absolute(), app
         self.keys, self.nodes = self.folder / "keys", {}
         self.workdir = self.folder / "server"  # of the server, unless a run has its own
         self._started: list[subprocess.Popen] = []
@@ -52,58 +53,48 @@ class Federation:
 
     def start(self, nodes: int, hosts: Sequence[str] = (HERE,), port: int = 0) -> None:
         """Starts the link, and before it a gate for `hosts`; registers nodes' keys."""
+        make_certificates(self.keys, hosts=hosts, nodes=nodes)
         self.port = free_port()
-        trust = f'root-certificates = "{self.keys / "ca.crt"}"'
         (self.folder / "flwr" / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "{HERE}:{self.port}"\n'
-            f"{'insecure = true' if self.insecure else trust}\n"
+            f'root-certificates = "{self.keys / "ca.crt"}"\n'
         )
-        if not self.insecure:
-            make_certificates(self.keys, hosts=hosts, nodes=nodes)
         self.start_link()
-        self.door = self.port
-        if self.insecure:
-            return
         for key in sorted(self.keys.glob("node-*.pub")):
             # A key that is registered stays so.
             with contextlib.suppress(FederationError):
                 self.flwr("supernode", "register", str(key), CONNECTION)
-        self.door = port or free_port()
         outside = HERE if tuple(hosts) == (HERE,) else "0.0.0.0"
-        gate = [sys.executable, "-m", "fuprune.flower.gate", str(self.keys)]
-        gate += ["--link", f"{HERE}:{self.port}", "--host", outside]
-        self._await(self._start("gate", [*gate, "--port", str(self.door)]), self.door)
+        self.door = open_gate(self.keys, f"{HERE}:{self.port}", outside, port)
 
     def start_link(self) -> None:
         """Starts the SuperLink, and waits until it listens."""
         command = ["flower-superlink", "--host", HERE, "--port", str(self.port)]
         command += ["--database", str(self.folder / "link.db")]
-        command.append("--disable-runtime-dependency-installation")
-        if self.insecure:
-            command.append("--insecure")
-        else:
-            command += ["--ssl-ca-certfile", str(self.keys / "ca.crt")]
-            command += ["--ssl-certfile", str(self.keys / "superlink.crt")]
-            command += ["--ssl-keyfile", str(self.keys / "superlink.key")]
-            command.append("--enable-supernode-auth")
-        self.link = self._start("superlink", command)
-        self._await(self.link, self.port)
+        command += ["--disable-runtime-dependency-installation"]
+        command += ["--ssl-ca-certfile", str(self.keys / "ca.crt")]
+        command += ["--ssl-certfile", str(self.keys / "superlink.crt")]
+        command += ["--ssl-keyfile", str(self.keys / "superlink.key")]
+        self.link = self._start("superlink", [*command, "--enable-supernode-auth"])
+        until = time.monotonic() + 3 * PATIENCE
+        while time.monotonic() < until and self.link.poll() is None:
+            with contextlib.suppress(OSError):
+                socket.create_connection((HERE, self.port), 1).close()
+                return
+            time.sleep(0.2)
+        raise FederationError(f"the link does not listen; see {self.folder}/logs.")
 
     def start_node(self, client: int, *, key: Path | None = None) -> subprocess.Popen:
         """Starts a SuperNode with a client's part of a dataset that was dealt."""
+        key = key or self.keys / f"node-{client}"
         config = f'client-id={client} folder="{self.client_folder(client)}"'
         config += f' data="npz:{self.folder}/data-{client}.npz"'
+        config += f' key="{key}" operator="{self.keys / "operator.pub"}"'
         command = ["flower-supernode", "--superlink", f"{HERE}:{self.door}"]
         command += ["--host", HERE, "--port", str(free_port())]
-        if self.insecure:
-            command.append("--insecure")
-        else:
-            key = key or self.keys / f"node-{client}"
-            command += ["--root-certificates", str(self.keys / "ca.crt")]
-            command += ["--auth-supernode-private-key", str(key)]
-            config += f' key="{key}" operator="{self.keys / "operator.pub"}"'
-        command += ["--node-config", config]
+        command += ["--root-certificates", str(self.keys / "ca.crt")]
+        command += ["--auth-supernode-private-key", str(key), "--node-config", config]
         self.nodes[client] = self._start(f"node-{client}", command)
         return self.nodes[client]
 
@@ -149,16 +140,12 @@ class Federation:
 
     def start_run(self, **config) -> str:
         """Starts a run; its number."""
-        settings = {"workdir": str(self.workdir), **config}
+        settings = {"workdir": str(self.workdir), "keys": str(self.keys), **config}
+        settings = {name.replace("_", "-"): settings[name] for name in settings}
         self.workdir = Path(settings["workdir"]).expanduser().absolute()
-        if self.keys.exists():
-            settings = {"keys": str(self.keys), **settings}
-            if settings.get("command") == "forget":
-                settings |= {"signatures": self._signatures(settings)}
-        assigned = " ".join(
-            f"{name.replace('_', '-')}={json.dumps(value)}"
-            for name, value in settings.items()
-        )
+        if settings.get("command") == "forget":
+            settings["signatures"] = self._signatures(settings)
+        assigned = " ".join(f"{k}={json.dumps(v)}" for k, v in settings.items())
         said = self.flwr(
             *("run", str(self.app), CONNECTION, "--format", "json", "-c", assigned)
         )
@@ -170,8 +157,7 @@ class Federation:
         from fuprune.flower.orders import federation_id
         from fuprune.flower.settings import read_settings
 
-        given = {name.replace("_", "-"): value for name, value in settings.items()}
-        read = read_settings(given)
+        read = read_settings(settings)
         order = read.order._replace(federation=federation_id(read.workdir))
         signed = order.signed(self.keys / "operator", read.config.partition.clients)
         return ",".join(signed.signatures)
@@ -247,15 +233,6 @@ class Federation:
         self._started.append(process)
         return process
 
-    def _await(self, process: subprocess.Popen, port: int) -> None:
-        until = time.monotonic() + 3 * PATIENCE
-        while time.monotonic() < until and process.poll() is None:
-            with contextlib.suppress(OSError):
-                socket.create_connection((HERE, port), 1).close()
-                return
-            time.sleep(0.2)
-        raise FederationError(f"port {port} is not answered; see {self.folder}/logs.")
-
     def _log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
 
@@ -285,32 +262,20 @@ def free_port() -> int:
 
 
 def stop(*processes: subprocess.Popen) -> None:
-    """Ends processes and all that they started."""
+    """Ends processes and all that they started, some in sessions of their own."""
     started = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(process.pid)
             # Listed while the parents live: orphans no longer tell whose they were.
-            started += psutil.Process(process.pid).children(recursive=True)
+            started += [parent, *parent.children(recursive=True)]
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        for each in started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                end(each)
+        _, started = psutil.wait_procs(started, timeout=20)
     for process in processes:
-        if process.poll() is None:
-            _signal(process, signal.SIGTERM)
-    until = time.monotonic() + 20
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.1, until - time.monotonic()))
-        # What it started may outlive it.
-        _signal(process, signal.SIGKILL)
         process.wait()
-    # Flower starts some in sessions of their own; they go with their parents, late.
-    _, left = psutil.wait_procs(started, timeout=1)
-    for each in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            each.kill()
-
-
-def _signal(process: subprocess.Popen, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 say = functools.partial(print, flush=True)
@@ -348,7 +313,7 @@ def rehearse(given: argparse.Namespace) -> None:
     folder = given.folder or Path(tempfile.mkdtemp(prefix="fuprune-federation-"))
     config = f"partition.clients={given.nodes} train.cohort={given.nodes} "
     common = {"config": config + given.config, "min_clients": max(1, given.nodes - 1)}
-    with Federation(folder, insecure=given.insecure) as federation:
+    with Federation(folder) as federation:
         say(f"a link and {given.nodes} nodes on {HERE}; logs are in {folder}/logs")
         federation.start(given.nodes)
         for client in range(deal(common["config"], folder)):
@@ -378,14 +343,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one.add_argument("--forget", default="3", help="the class of the order")
     one.add_argument("--method", default="class_pruning")
     one.add_argument("--config", default=REHEARSAL, help="keys of fuprune's config")
-    one.add_argument("--insecure", action="store_true", help="without TLS and keys")
     one.set_defaults(do=rehearse)
     given = parser.parse_args(arguments)
     # Asked to end by whatever signal, it first ends what it started.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         given.do(given)
-    except FupruneError as error:
+    except (FupruneError, OSError) as error:
         print(f"fuprune: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

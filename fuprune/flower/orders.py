@@ -6,9 +6,9 @@ server's workdir is written whole before an order is sent, and `orders.jsonl` in
 client's folder is on disk before the client confirms; it is never rewritten.
 """
 
+import contextlib
 import fcntl
 import hashlib
-import itertools
 import json
 import logging
 import os
@@ -17,14 +17,15 @@ import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
+import pydantic
 
 from fuprune.errors import InputError, check_classes
 from fuprune.files import write_whole
 from fuprune.flower.signatures import is_signed, sign
-from fuprune.results import from_plain, to_plain
+from fuprune.results import from_plain
 
 if TYPE_CHECKING:
     from fuprune.flower.node import Node
@@ -35,16 +36,18 @@ BOOK = "orders.json"  # in the server's workdir
 LOG = "orders.jsonl"  # in a client's folder
 
 
+Numbers = tuple[pydantic.NonNegativeInt, ...]
+Name = Annotated[str, pydantic.StringConstraints(pattern="^[ -~]{1,150}$")]
+NAMED = ("classes", "clients", "examples", "hashes")
+
+
 class Order(NamedTuple):
-    """A forget order as a client is told it: what is not to be used from now on.
+    """A forget order as a client is told it: what is not to be used from now on."""
 
-    An order may name nothing of a client's. It is logged all the same.
-    """
-
-    order: str  # the federation's id and its own: "5f0c/2026-001"
-    classes: tuple[int, ...] = ()  # of images
-    clients: tuple[int, ...] = ()  # ids of those who leave the federation
-    examples: tuple[int, ...] = ()  # positions in this client's own data
+    order: Name  # the federation's id and its own: "5f0c/2026-001"
+    classes: Numbers = ()  # of images
+    clients: Numbers = ()  # ids of those who leave the federation
+    examples: Numbers = ()  # positions in this client's own data
     closed: bool = False  # forgetting is done: not even the method reads them any more
     signature: str = ""  # the operator's
     hashes: tuple[str, ...] = ()  # of the examples' images, when they were ordered
@@ -53,9 +56,6 @@ class Order(NamedTuple):
         """What the operator signs of the order for one client."""
         named = (sorted({*getattr(self, name)}) for name in NAMED[:3])
         return json.dumps(["fuprune forget order", self.order, client, *named])
-
-
-NAMED = ("classes", "clients", "examples", "hashes")
 
 
 class Entry(NamedTuple):
@@ -98,11 +98,9 @@ def read_log(folder: Path) -> dict[str, Order]:
     orders: dict[str, Order] = {}
     path = folder / LOG
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
-        try:
+        with contextlib.suppress(TypeError, ValueError):
             order = _order(json.loads(line))
-        except (TypeError, ValueError):
-            continue
-        orders[order.order] = _joined(orders.get(order.order), order)
+            orders[order.order] = _joined(orders.get(order.order), order)
     return orders
 
 
@@ -133,22 +131,22 @@ def log_orders(node: "Node", received: Any) -> dict[str, Order]:
 
 def _checked(order: Order, node: "Node", known: Order | None) -> Order:
     """An order of the operator's, with hashes of the images that it names."""
-    text, key = order.text(node.client), node.operator
+    text, key, name = order.text(node.client), node.operator, order.order
     if key is not None and not is_signed(key, text, order.signature):
         raise InputError(
-            f"order {order.order!r} is not signed by {key}; sign it as "
+            f"order {name!r} is not signed by {key}; sign it as "
             "`fuprune.flower.launch run` does."
         )
-    places = {*order.examples} - {*(known.examples if known else ())}
+    places = sorted({*order.examples} - {*(known.examples if known else ())})
     if not places:
         return order
     images = node.data.images
-    if max(places) >= len(images):
+    if places[-1] >= len(images):
         raise InputError(
-            f"order {order.order!r} names image {max(places)}, and this client has "
+            f"order {name!r} names image {places[-1]}, and this client has "
             f"{len(images)}."
         )
-    return order._replace(hashes=tuple(sorted({*hashes_of(images[[*places]])})))
+    return order._replace(hashes=tuple(hashes_of(images[places])))
 
 
 def hashes_of(images: np.ndarray) -> list[str]:
@@ -156,26 +154,17 @@ def hashes_of(images: np.ndarray) -> list[str]:
     return [hashlib.sha256(image.tobytes()).hexdigest() for image in images]
 
 
-def _joined(known: Order | None, order: Order) -> Order:
-    """What was closed stays closed, and what was to be forgotten stays so."""
-    if known is None:
-        return order
-    named = {n: tuple(sorted({*getattr(known, n), *getattr(order, n)})) for n in NAMED}
-    return known._replace(closed=known.closed or order.closed, **named)
-
-
 def _order(row: Any) -> Order:
     """What a row of a request or of the log says; a log says more than an order."""
-    said = {**to_plain(Order("")), **dict(row)}
-    order = from_plain({n: said[n] for n in Order._fields}, Order, "an order")
-    numbers = (*order.classes, *order.clients, *order.examples)
-    name, lowest = order.order, min(numbers, default=0)
-    if not (0 < len(name) <= 150 and name.isprintable()) or lowest < 0:
-        raise InputError(
-            f"an order is {row!r:.200}, but must have an id of up to 150 characters, "
-            "and whole numbers from 0 for classes, clients and examples."
-        )
-    return order._replace(**{n: tuple(sorted({*getattr(order, n)})) for n in NAMED})
+    said = {name: row[name] for name in Order._fields if name in row}
+    return from_plain(said, Order, "an order")
+
+
+def _joined(known: Order | None, order: Order) -> Order:
+    """What was closed stays closed, and what was to be forgotten stays so."""
+    known = known or order
+    named = {n: tuple(sorted({*getattr(known, n), *getattr(order, n)})) for n in NAMED}
+    return known._replace(closed=known.closed or order.closed, **named)
 
 
 def in_force(orders: Mapping[str, Order], order: object) -> list[Order]:
@@ -212,32 +201,25 @@ def check_entry(
 ) -> Entry:
     """The order with its numbers sorted, if this federation can have such a one.
 
-    `sizes` are the images of each client, as far as they are known.
+    `sizes` are the images of each client that is there.
 
     Raises:
       InputError: it names what does not exist.
     """
-    name = entry.order
     classes = check_classes(entry.classes, num_classes) if entry.classes else ()
-    for client in (*entry.clients, *(k for k, _ in entry.examples)):
-        if not 0 <= client < num_clients:
-            raise InputError(
-                f"order {name!r} names client {client}; ids run from 0 to "
-                f"{num_clients - 1}."
-            )
-    for client, place in entry.examples:
-        # Who is not there cannot say how many images it has.
-        if not 0 <= place < sizes.get(client, 0):
-            raise InputError(
-                f"order {name!r} names example {place} of client {client}, who "
-                + (
-                    f"has examples 0 to {sizes[client] - 1}."
-                    if client in sizes
-                    else "is not there; wait until it is."
-                )
-            )
+    named = (*entry.clients, *(client for client, _ in entry.examples))
+    wrong = [client for client in named if not 0 <= client < num_clients]
+    problem = f"client {wrong[0]}; ids run from 0 to {num_clients - 1}" if wrong else ""
+    for client, place in () if wrong else entry.examples:
+        if client not in sizes:
+            problem = f"an example of client {client}, who is not there; wait for it"
+        elif not 0 <= place < sizes[client]:
+            most = sizes[client] - 1
+            problem = f"example {place} of client {client}; allowed: 0 to {most}"
+    if problem:
+        raise InputError(f"order {entry.order!r} names {problem}.")
     named = classes, entry.clients, entry.examples
-    return Entry(name, *(tuple(sorted({*n})) for n in named), *entry[4:])
+    return Entry(entry.order, *(tuple(sorted({*n})) for n in named), *entry[4:])
 
 
 def open_order(workdir: Path, entry: Entry) -> Entry:
@@ -250,12 +232,9 @@ def open_order(workdir: Path, entry: Entry) -> Entry:
     if all(row["order"] != name for row in rows):
         row = {**entry._asdict(), "ordered": _now(), "confirmed": {}, "closed_by": {}}
         _write(workdir, [*rows, row])
-        return entry
     known = read_book(workdir).get(name)
     # Signatures are drawn afresh each time.
-    if known is None or (
-        known._replace(closed=False, signatures=entry.signatures) != entry
-    ):
+    if known is None or known[:4] != entry[:4]:
         raise InputError(
             f"order {name!r} was withdrawn, or is for something else; give another "
             "request another id."
@@ -281,15 +260,12 @@ def withdraw(workdir: Path, name: str) -> None:
     _write(workdir, rows)
 
 
-def close_order(workdir: Path, name: str) -> dict[str, Entry]:
-    """Marks an order as carried out; gives all orders."""
+def close_order(workdir: Path, name: str) -> None:
+    """Marks an order as carried out."""
     rows = _rows(workdir)
-    for row in rows:
-        if row["order"] == name:
-            row["closed"] = True
-            row.setdefault("done", _now())
+    row = next(row for row in rows if row["order"] == name)
+    row |= {"closed": True, "done": row.get("done", _now())}
     _write(workdir, rows)
-    return read_book(workdir)
 
 
 def confirm(workdir: Path, roster: "Roster") -> None:
@@ -298,10 +274,10 @@ def confirm(workdir: Path, roster: "Roster") -> None:
     Of every order: clients that were away hear of it by any request.
     """
     rows = _rows(workdir)
-    known = {"confirmed": roster.confirmed, "closed_by": roster.closed}
-    for row, (field, orders) in itertools.product(rows, known.items()):
-        for client, names in orders.items():
-            if row["order"] in names:
+    for row in rows:
+        known = {"confirmed": roster.confirmed, "closed_by": roster.closed}
+        for field, orders in known.items():
+            for client in (k for k, names in orders.items() if row["order"] in names):
                 # The first confirmation counts; clients repeat it in every answer.
                 row[field].setdefault(str(client), _now())
     if rows:

@@ -1,10 +1,9 @@
 """What travels: a JSON header, and a tree of arrays as one safetensors file.
 
 A tree is made of dictionaries, lists, tuples, None, arrays and typed keys; its form is
-JSON in the file's metadata. Flower sends every array by requests of its
-own, so that the hundred small ones of a network would take longer on their way than a
-client takes to train. What comes in is read as data and checked: nothing in a message
-is ever executed or unpickled.
+JSON in the file's metadata. Flower sends every array by requests of its own, so that
+the hundred small ones of a network would take longer on their way than a client takes
+to train. Nothing in a message is ever executed or unpickled.
 """
 
 import hashlib
@@ -20,7 +19,8 @@ from safetensors import SafetensorError
 from fuprune.errors import InputError
 
 PROTOCOL = 5  # of what headers hold; both sides must speak the same
-MAX_DEPTH = 64
+_UNREADABLE = (AttributeError, LookupError, MemoryError, OverflowError)
+_UNREADABLE += (RecursionError, SafetensorError, TypeError, ValueError)
 
 
 class MessageError(InputError):
@@ -31,8 +31,16 @@ class Blob:
     """A tree as the bytes that travel, made once for all who get it."""
 
     def __init__(self, tree: Any):
-        self.data = _save(tree)
+        arrays: list[np.ndarray] = []
+        form = json.dumps(_form(tree, arrays))
+        named = {str(i): np.asarray(x, order="C") for i, x in enumerate(arrays)}
+        self.data = safetensors.numpy.save(named, {"form": form})
         self.digest = hashlib.sha256(self.data).hexdigest()  # which model it is
+
+
+def digest(tree: Any) -> str:
+    """SHA-256 of a tree's form and values: which model a message is about."""
+    return Blob(tree).digest
 
 
 def pack(header: Mapping[str, Any], tree: Any = None) -> RecordDict:
@@ -55,32 +63,20 @@ def unpack(content: RecordDict, *, limit: float = np.inf) -> tuple[dict[str, Any
         text, blob = parts["header"].data, parts["tree"].data
         if (size := len(text) + len(blob)) > limit:
             raise MessageError(f"the message has {size} bytes, {limit} at most.")
-        header = json.loads(text)
+        header = {**json.loads(text)}
         # The file begins with the length of its own header.
         described = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
-        form = json.loads(described["__metadata__"]["form"])
         arrays = safetensors.numpy.load(blob)
-        tree = _tree(form, arrays, 0)
+        tree = _tree(json.loads(described["__metadata__"]["form"]), arrays)
     except MessageError:
         raise
-    except (SafetensorError, *_UNREADABLE) as error:
+    except _UNREADABLE as error:
         kind = type(error).__name__
         raise MessageError(f"the message cannot be read ({kind}).") from error
     # Values that no form claims would escape every later check.
-    if arrays or not isinstance(header, dict):
+    if arrays:
         raise MessageError("the message holds other values than it says.")
     return header, tree
-
-
-_UNREADABLE = (
-    *(AttributeError, IndexError, KeyError, TypeError, ValueError),
-    *(MemoryError, OverflowError, RecursionError),
-)
-
-
-def digest(tree: Any) -> str:
-    """SHA-256 of a tree's form and values: which model a message is about."""
-    return Blob(tree).digest
 
 
 def plain(tree: Any) -> Any:
@@ -90,13 +86,6 @@ def plain(tree: Any) -> Any:
     if isinstance(tree, list | tuple):
         return (list if isinstance(tree, list) else tuple)(map(plain, tree))
     return tree
-
-
-def _save(tree: Any) -> bytes:
-    arrays: list[np.ndarray] = []
-    form = json.dumps(_form(tree, arrays))
-    named = {str(i): np.asarray(x, order="C") for i, x in enumerate(arrays)}
-    return safetensors.numpy.save(named, {"form": form})
 
 
 def _form(tree: Any, arrays: list[np.ndarray]) -> Any:
@@ -122,17 +111,15 @@ def _form(tree: Any, arrays: list[np.ndarray]) -> Any:
     return {kind: len(arrays) - 1}
 
 
-def _tree(form: Any, arrays: dict[str, np.ndarray], depth: int) -> Any:
+def _tree(form: Any, arrays: dict[str, np.ndarray]) -> Any:
     """The tree of a form; takes its arrays out of `arrays`."""
-    if depth > MAX_DEPTH:
-        raise MessageError(f"the message's tree is deeper than {MAX_DEPTH} levels.")
     if form is None:
         return None
     ((kind, value),) = form.items()
     if kind == "map":
-        return {str(k): _tree(v, arrays, depth + 1) for k, v in value.items()}
+        return {str(name): _tree(child, arrays) for name, child in value.items()}
     if kind in ("list", "tuple"):
-        made = [_tree(child, arrays, depth + 1) for child in value]
+        made = [_tree(child, arrays) for child in value]
         return made if kind == "list" else tuple(made)
     array = arrays.pop(str(value))
     if kind == "array" and array.dtype.kind in "biuf":

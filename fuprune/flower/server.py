@@ -122,7 +122,8 @@ def forget(roster: Roster, settings: Settings) -> None:
             shutil.rmtree(folder)
             raise InputError(f"the order stays open: {failed[0]}")
         _hand_out(workdir, place)
-    roster.orders = orders.close_order(workdir, order.order)
+    orders.close_order(workdir, order.order)
+    roster.orders = orders.read_book(workdir)
     orders.send(workdir, order.order, roster)
     print(f"report: {folder / 'report' / 'report.html'}")
 

@@ -97,7 +97,7 @@ class Told(Federation):
     """A federation without processes, whose server says these lines."""
 
     def __init__(self, folder, said, state="running", complaint=""):
-        super().__init__(folder, insecure=True)
+        super().__init__(folder)
         self.state = state
         self.workdir.mkdir()
         lines = ["fuprune: 17", *said] if said is not None else []

@@ -160,7 +160,8 @@ def test_the_ledger_keeps_an_order_through_a_restart(tmp_path):
     assert len(read_book(tmp_path)) == 1
     with pytest.raises(InputError, match="is for something else; give"):
         enter(tmp_path, "2026-7", clients=(1,))
-    assert close_order(tmp_path, "2026-7")["2026-7"].closed
+    close_order(tmp_path, "2026-7")
+    assert read_book(tmp_path)["2026-7"].closed
     with pytest.raises(InputError, match="no client has confirmed is withdrawn"):
         withdraw(tmp_path, "2026-7")
     names = {Entry(n).folder for n in ("a.b", "a:b", "a_b")}
@@ -197,7 +198,7 @@ def test_two_federations_have_orders_of_their_own(tmp_path):
     [
         ({"clients": (3,)}, "ids run from 0 to 2"),
         ({"examples": ((2, 0),)}, "client 2, who is not there"),
-        ({"examples": ((1, 5),)}, "client 1, who has examples 0 to 4"),
+        ({"examples": ((1, 5),)}, "example 5 of client 1; allowed: 0 to 4"),
     ],
 )
 def test_orders_of_what_does_not_exist_are_refused(tmp_path, named, match):

@@ -46,7 +46,7 @@ def short_lived_programs(monkeypatch):
 
 @contextlib.contextmanager
 def started(folder, nodes, **options):
-    with Federation(folder, **{"insecure": True, **options}) as federation:
+    with Federation(folder, **options) as federation:
         federation.start(nodes)
         for client in range(deal(CONFIG.format(n=nodes, rounds=1), folder)):
             federation.start_node(client)
@@ -97,7 +97,7 @@ def test_keys_and_orders_in_a_federation_with_certificates(tmp_path):
     """Trains, forgets on order, and refuses a node whose key nobody registered."""
     make_certificates(tmp_path / "other", hosts=["localhost"], nodes=1)
     common, told = patience(2), []
-    with started(tmp_path / "f", 2, insecure=False) as federation:
+    with started(tmp_path / "f", 2) as federation:
         assert federation.door != federation.port
         federation.run(told.append, command="train", **common)
         shutil.copy(tmp_path / "f" / "data-1.npz", tmp_path / "f" / "data-2.npz")
@@ -233,7 +233,7 @@ def processes_of(folder):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_rehearsal_leaves_no_process(tmp_path, number):
     folder, log = tmp_path / "f", tmp_path / "log"
-    command = [sys.executable, "-m", "fuprune.flower.launch", "rehearse", "--insecure"]
+    command = [sys.executable, "-m", "fuprune.flower.launch", "rehearse"]
     with open(log, "wb") as file:
         process = subprocess.Popen(
             [*command, "--nodes", "1", "--folder", str(folder)],

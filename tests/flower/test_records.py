@@ -83,9 +83,6 @@ def larger_than_memory():
 
 
 ONE = np.ones(2, np.uint8)
-DEEP = None
-for _ in range(70):
-    DEEP = {"list": [DEEP]}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +105,7 @@ for _ in range(70):
         saying({"key": 0}, np.ones(7, np.uint32)),
         saying([1]),
         saying({"map": [1]}),
-        saying(DEEP),
+        saying('{"list": [' * 5000 + "null" + "]}" * 5000),
     ],
 )
 def test_what_is_not_of_this_protocol_is_refused_in_one_line(wrong):
