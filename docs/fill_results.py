@@ -38,6 +38,8 @@ EXPERIMENTS = {
         f"{RESNET20}_classes0_9_retrained4",
         f"{RESNET20}_classes0_9_retrained5",
     ),
+    "class 9, the recipe of the cut": (f"{RESNET20}_class9_prune",),
+    "classes 0 and 9, the recipe of the cut": (f"{RESNET20}_classes0_9_prune",),
     "CIFAR-100, class 99": ("cifar100_resnet20",),
     "biased clients, q = 0.1": (f"{RESNET20}_bias0.1",),
     "biased clients, q = 0.45": (f"{RESNET20}_bias0.45",),
@@ -96,7 +98,7 @@ def models(runs: dict[str, Run]) -> str:
         before = {
             stage.stage: stage
             for stage in parts[0].record.stages
-            if stage.stage.startswith(("raw", "pruned")) and "rate" not in title
+            if stage.stage.startswith(("raw", "pruned"))
         }
         for name, stage in before.items():
             u, r = _span([stage.u_accuracy]), _span([stage.r_accuracy])
