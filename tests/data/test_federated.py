@@ -10,7 +10,6 @@ import pytest
 from hypothesis import strategies as st
 from scipy import stats
 
-from fuprune.data import federated
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import (
     FederatedDataset,
@@ -89,27 +88,6 @@ def test_dropped_classes_never_appear_and_the_rest_keeps_its_order(seed, classes
         assert np.all(np.asarray(result.rows)[padding] == 0)
 
 
-def test_neither_a_request_nor_a_cohort_copies_an_image():
-    data = federate(make_dataset(), draw_parts(0))
-    for other in (
-        drop_classes(data, (1,)),
-        sample_cohort(jax.random.key(0), data, 2),
-        whole_cohort(data),
-        take_clients(data, [1]),
-    ):
-        assert other.images is data.images
-
-
-def test_cohort_has_different_clients_with_their_own_rows():
-    data = federate(make_dataset(), draw_parts(0))
-    for seed in range(5):
-        cohort = sample_cohort(jax.random.key(seed), data, 4)
-        chosen = np.asarray(cohort.clients)
-        assert len(set(chosen.tolist())) == 4
-        np.testing.assert_array_equal(cohort.rows, np.asarray(data.rows)[chosen])
-        np.testing.assert_array_equal(cohort.lengths, np.asarray(data.lengths)[chosen])
-
-
 def test_sampling_under_jit_draws_the_same_clients_and_compiles_once():
     data = federate(make_dataset(), draw_parts(0))
 
@@ -120,22 +98,22 @@ def test_sampling_under_jit_draws_the_same_clients_and_compiles_once():
 
     for seed in range(3):
         key = jax.random.key(seed)
-        expected = sample_cohort(key, data, 3).clients
-        np.testing.assert_array_equal(clients(key, data), expected)
+        expected = sample_cohort(key, data, 3)
+        chosen = np.asarray(clients(key, data))
+        np.testing.assert_array_equal(chosen, expected.clients)
+        np.testing.assert_array_equal(expected.rows, np.asarray(data.rows)[chosen])
 
 
-def test_whole_cohort_is_everybody_in_order():
+def test_cohorts_come_in_order_and_copy_no_image():
     data = federate(make_dataset(), draw_parts(0))
     cohort = whole_cohort(data)
     np.testing.assert_array_equal(cohort.clients, np.arange(NUM_CLIENTS))
     chex.assert_trees_all_equal(cohort[:4], data[:4])
-
-
-def test_taken_clients_come_in_the_order_asked_for():
-    data = federate(make_dataset(), draw_parts(0))
-    cohort = take_clients(data, [4, 0])
-    np.testing.assert_array_equal(cohort.clients, [4, 0])
-    np.testing.assert_array_equal(cohort.rows, np.asarray(data.rows)[[4, 0]])
+    taken = take_clients(data, [4, 0])
+    np.testing.assert_array_equal(taken.clients, [4, 0])
+    np.testing.assert_array_equal(taken.rows, np.asarray(data.rows)[[4, 0]])
+    for other in (cohort, taken, drop_classes(data, (1,))):
+        assert other.images is data.images
 
 
 def frequencies(population, size, draws, seed=0):
@@ -162,22 +140,6 @@ def test_every_ordered_choice_is_equally_likely(population, size):
     assert stats.chisquare(observed).pvalue > 0.001
 
 
-first_distinct = jax.jit(federated._first_distinct, static_argnames="size")
-
-
-@hypothesis.given(
-    draws=st.lists(st.integers(0, 9), min_size=8, max_size=8), size=st.integers(1, 4)
-)
-@hypothesis.example(draws=[7] * 8, size=2)
-@hypothesis.example(draws=[3, 3, 8, 3, 5, 8, 8, 5], size=4)
-def test_the_first_different_values_are_kept_in_order(draws, size):
-    different = list(dict.fromkeys(draws))
-    chosen, enough = first_distinct(jnp.asarray(draws, jnp.int32), size=size)
-    assert bool(enough) == (len(different) >= size)
-    if enough:
-        assert np.asarray(chosen).tolist() == different[:size]
-
-
 # Everybody, the last population that is permuted, the first that is not, a large one.
 @pytest.mark.parametrize(
     ("population", "size"), [(1, 1), (12, 12), (48, 12), (49, 12), (1_000_000, 300)]
@@ -198,9 +160,3 @@ def test_a_small_cohort_never_enumerates_its_population():
     )
     sizes = [int(n) for n in re.findall(r":\w+\[(\d+)", str(program))]
     assert sizes and max(sizes) <= 20
-
-
-def test_selecting_classes_sorts_nothing():
-    data = federate(make_dataset(), draw_parts(0))
-    program = jax.make_jaxpr(lambda data: drop_classes(data, (1,)).rows)(data)
-    assert not re.search(r"\bsort\[", str(program))

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.usefixtures("offline")
         ("mnist", "downloads/manual/mnist"),
         ("mnist", "."),
         ("fashion_mnist", "fashion-mnist"),
-        ("fashion_mnist", "FashionMNIST/raw"),
     ],
 )
 def test_idx_files_are_read_where_others_keep_them(offline, name, folder, compress):
@@ -49,10 +48,9 @@ IMAGE_BYTES = tiny_sets.idx_bytes(GOOD.images[..., 0])
         (IMAGES, b"", "not a whole IDX file of 3"),
         (IMAGES, b"\x89PNG" + IMAGE_BYTES[4:], "begins with 89504e47"),
         (IMAGES, tiny_sets.idx_bytes(GOOD.labels), "not a whole IDX file"),
-        (IMAGES, IMAGE_BYTES[:10], "not a whole IDX file"),
         (IMAGES, IMAGE_BYTES[:-1], "array of size 3919 into shape"),
-        (IMAGES, IMAGE_BYTES + b"x", "array of size 3921"),
         (IMAGES, gzip.compress(IMAGE_BYTES)[:-20], "not a whole IDX file"),
+        (LABELS, None, f"{LABELS}.gz is missing"),
         (LABELS, tiny_sets.idx_bytes(np.arange(4)), r"shape \(4,\)"),
         (LABELS, tiny_sets.idx_bytes(np.array([0, 1, 2, 3, 10])), "go up to 10"),
     ],
@@ -60,18 +58,11 @@ IMAGE_BYTES = tiny_sets.idx_bytes(GOOD.images[..., 0])
 def test_damaged_files_are_named_in_one_line(offline, file, blob, message):
     tiny_sets.write_idx(offline / "mnist", GOOD, GOOD)
     path = offline / "mnist" / file
-    path.write_bytes(blob)
+    path.unlink() if blob is None else path.write_bytes(blob)
     with pytest.raises(DamagedDataError, match=message) as caught:
         load("mnist", split="train", data_dir=offline)
     assert str(caught.value).startswith(str(path.parent))
     assert "\n" not in str(caught.value)
-
-
-def test_half_a_pair_is_an_error(offline):
-    tiny_sets.write_idx(offline / "mnist", GOOD, GOOD)
-    (offline / "mnist" / LABELS).unlink()
-    with pytest.raises(DamagedDataError, match=f"{LABELS}.gz is missing"):
-        load("mnist", split="train", data_dir=offline)
 
 
 def test_damaged_data_end_a_run_before_it_writes(offline, tmp_path, capsys):

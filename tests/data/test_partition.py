@@ -72,14 +72,6 @@ def test_partition_is_a_disjoint_cover(
         assert np.all(np.diff(part) > 0)
 
 
-@pytest.mark.parametrize("kind", PARTITIONS)
-def test_partition_is_decided_by_its_seed(kind):
-    labels = draw_labels(300, 5)
-    first, again, other = (PARTITIONS[kind](labels, 7, 5, seed) for seed in (3, 3, 4))
-    assert [part.tolist() for part in first] == [part.tolist() for part in again]
-    assert [part.tolist() for part in first] != [part.tolist() for part in other]
-
-
 def test_draws_are_those_of_the_published_runs():
     """A run can only be repeated or resumed if a seed goes on meaning the same."""
     labels = np.arange(200) % 5
@@ -122,10 +114,6 @@ def test_label_goes_to_its_own_group_with_probability_q():
     np.testing.assert_allclose(np.diag(share), 0.7, atol=0.035)
     elsewhere = share[~np.eye(10, dtype=bool)]
     np.testing.assert_allclose(elsewhere, 0.3 / 9, atol=0.015)
-    # Uniform inside a group: a third each.
-    for each in range(10):
-        inside = counts[group == each].sum(axis=1)
-        np.testing.assert_allclose(inside / inside.sum(), 1 / 3, atol=0.04)
 
 
 def test_bias_one_gives_a_client_one_class_and_zero_never_its_own():
@@ -137,12 +125,6 @@ def test_bias_one_gives_a_client_one_class_and_zero_never_its_own():
     # The same seed draws the same groups.
     own = class_counts(labels, averse, 4)[np.arange(8), counts.argmax(axis=1)]
     assert own.sum() == 0
-
-
-def test_bias_one_over_the_number_of_classes_is_iid():
-    labels = draw_labels(40_000, 5)
-    parts = bias_partition(labels, num_clients=10, num_classes=5, bias=0.2, seed=0)
-    np.testing.assert_allclose(class_counts(labels, parts, 5), 800, atol=140)
 
 
 def test_fewer_clients_than_classes_share_what_empty_groups_would_get():
@@ -197,15 +179,6 @@ def test_held_out_examples_and_the_rest_are_a_disjoint_cover(
         for label in range(num_classes):
             had, gave = np.sum(labels[before] == label), np.sum(labels[gone] == label)
             assert gave <= np.ceil(share * had + 1e-9)
-    again, held_again = hold_out(parts, labels, share, seed)
-    assert held_again.tolist() == held.tolist()
-    assert [part.tolist() for part in again] == [part.tolist() for part in rest]
-
-
-def test_nothing_held_out_leaves_the_parts_as_they_are():
-    parts = [np.array([3, 1], np.int32), np.array([], np.int32)]
-    rest, held = hold_out(parts, np.zeros(4, int), 0.0, 0)
-    assert all(a is b for a, b in zip(rest, parts, strict=True)) and held.size == 0
 
 
 def test_every_class_is_held_out_in_its_share_even_from_tiny_clients():
@@ -284,18 +257,15 @@ def test_a_written_partition_is_read_back(tmp_path_factory, num_clients, seed):
         ("3 4\n5\n4 6\n", "line 3: image 4 is listed twice, first in line 1"),
         ("# nothing\n\n", "gives no image to any client"),
         (b"\xff\xfe", "cannot be read"),
+        (None, "cannot be read"),
     ],
 )
 def test_a_partition_file_that_cannot_be_is_refused_in_one_line(
     tmp_path, text, message
 ):
     path = tmp_path / "parts.txt"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(InputError, match=message) as error:
         read_partition(path, 10)
     assert "\n" not in str(error.value) and str(path) in str(error.value)
-
-
-def test_a_partition_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(InputError, match="nowhere.txt cannot be read"):
-        read_partition(tmp_path / "nowhere.txt", 10)
