@@ -58,28 +58,14 @@ STARTS = (
     "no_cut",
     "tf_idf_0.05",
     "tf_idf_balanced_0.05",
-    "tf_idf_layer_0.05",
-    "contrast_0.02",
     "contrast_0.05",
     "contrast_0.1",
-    "contrast_0.15",
-    "contrast_balanced_0.05",
     "contrast_balanced_0.1",
-    "contrast_balanced_0.15",
-    "contrast_layer_0.05",
-    "contrast_last_0.05",
-    "contrast_last_0.1",
-    "contrast_0.05_reset",
     "contrast_0.1_reset",
-    "contrast_0.15_reset",
     "contrast_balanced_0.1_reset",
     "random_balanced_0.1",
     "random_balanced_0.1_reset",
-    "lowest_balanced_0.1",
-    "lowest_balanced_0.1_reset",
     "noise_0.3",
-    "noise_0.5",
-    "decay_0.005",
     "projected",
 )
 _DRAWN = {
@@ -145,26 +131,23 @@ class Study:
         )
         return merge_activations(collected.uploads)
 
-    def tune(self, model, variables, rounds: int, decay: float | None):
+    def tune(self, model, variables, rounds: int):
         """Fine-tunes on the other classes."""
         objective = distillation(
             self.model, self.variables, weight=TEACHER, masked_classes=(FORGOTTEN,)
         )
-        setup = self.setup
-        if decay is not None:
-            _, config = load_config("cifar10_resnet_cpu")
-            config.train.weight_decay = decay
-            setup = setup._replace(config=config)
         schedule = build.Schedule(
             rounds, PEAK, "warmup_cosine", min(WARMUP, rounds // 2)
         )
-        algorithm = build.make_algorithm(setup, model, schedule, objective=objective)
+        algorithm = build.make_algorithm(
+            self.setup, model, schedule, objective=objective
+        )
         done = fit(
             algorithm,
             algorithm.init(variables),
             self.retained,
             key=jax.random.key(SEED),
-            cohort_size=setup.config.train.cohort,
+            cohort_size=self.setup.config.train.cohort,
             rounds=rounds,
         )
         return done.state.variables
@@ -208,57 +191,40 @@ class Study:
         return float(np.mean(areas))
 
 
-def start(study: Study, name: str) -> tuple[Any, Any, float | None]:
-    """The network that a start's name describes, and its weight decay if its own."""
+def start(study: Study, name: str) -> tuple[Any, Any]:
+    """The network that a start's name describes."""
     model, variables = study.model, study.variables
-    kind, _, rest = name.partition("_")
     if name == "no_cut":
-        return model, variables, None
-    if kind == "decay":
-        return model, variables, float(rest)
-    if kind == "noise":
-        return model, noisy(study, float(rest)), None
-    if kind == "projected":
-        return model, projected(study), None
-    then = "reset" if name.endswith("_reset") else "remove"
+        return model, variables
+    if name.startswith("noise_"):
+        return model, noisy(study, float(name.removeprefix("noise_")))
+    if name == "projected":
+        return model, projected(study)
     found = re.fullmatch(
-        r"(tf_idf|contrast|random|lowest)(?:_(balanced|layer|last))?_([\d.]+)",
-        name.removesuffix("_reset"),
+        r"(tf_idf|contrast|random)(_balanced)?_([\d.]+)(_reset)?", name
     )
     assert found is not None, f"the name {name} describes no start"
-    score, place, rate = found[1], found[2] or "global", float(found[3])
-    plan = plan_of(study, score, place, rate)
-    if then == "reset":
+    plan = plan_of(
+        study, found[1], "balanced" if found[2] else "global", float(found[3])
+    )
+    if found[4]:
         key = jax.random.key(SEED)
-        return (
-            model,
-            reset(model, variables, plan, key=key, example=study.images),
-            None,
-        )
-    return *compact(model, variables, plan, example=study.images), None
+        return model, reset(model, variables, plan, key=key, example=study.images)
+    return compact(model, variables, plan, example=study.images)
 
 
-def plan_of(study: Study, score: str, place: str, rate: float) -> PrunePlan:
-    """What a score cuts; random and lowest, as many of each layer as contrast cuts."""
-    named = score if score in ("tf_idf", "contrast") else "contrast"
+def plan_of(study: Study, score: str, scope: str, rate: float) -> PrunePlan:
+    """What a score cuts; random, as many of each layer as contrast cuts."""
+    named = "contrast" if score == "random" else score
     scores = score_channels(
         study.activations, FORGOTTEN, score=named, leaving=(FORGOTTEN,)
     )
-    if place == "last":
-        # R of the network's channels, all from the last stage.
-        total = sum(map(len, scores.values()))
-        last = {k: v for k, v in scores.items() if LAST_STAGE in k}
-        rate *= total / sum(map(len, last.values()))
-        kept = make_plan(last, rate).keep
-        return PrunePlan({k: kept.get(k, np.arange(len(v))) for k, v in scores.items()})
-    plan = make_plan(scores, rate, scope="global" if place == "global" else place)
+    plan = make_plan(scores, rate, scope=scope)
     if score == named:
         return plan
     generator, keep = np.random.default_rng(SEED), {}
     for layer, values in scores.items():
-        order = np.argsort(values)[::-1]
-        if score == "random":
-            order = generator.permutation(len(values))
+        order = generator.permutation(len(values))
         keep[layer] = np.sort(order[: len(plan.keep[layer])])
     return PrunePlan(keep)
 
@@ -319,9 +285,9 @@ def run(names, rounds, out: Path) -> None:
         return
     study = Study()
     for name, number in missing:
-        model, variables, decay = start(study, name)
+        model, variables = start(study, name)
         if number:
-            variables = study.tune(model, variables, number, decay)
+            variables = study.tune(model, variables, number)
         row = {"start": name, "rounds": number, **study.measure(model, variables)}
         with out.open("a") as file:
             file.write(json.dumps(row) + "\n")

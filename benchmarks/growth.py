@@ -1,4 +1,4 @@
-"""How cost grows with clients, cohort, image side, classes, depth, cut and devices.
+"""How cost grows with clients, cohort, image side, classes, depth and devices.
 
 Each section lets one number grow and keeps the rest. Its points take turns in every
 repetition, so that a busy minute of the machine hits all of them, and medians are
@@ -7,7 +7,6 @@ straight line through zero, or a flat one.
 
     python benchmarks/growth.py                      # about 10 minutes on two cores
     python benchmarks/growth.py --sections clients   # one section; others stay
-    python benchmarks/growth.py --smoke              # small, once, nothing written
 """
 
 import argparse
@@ -33,7 +32,6 @@ import optax  # noqa: E402
 import protocol  # noqa: E402
 import report as reports  # noqa: E402
 
-from fuprune import surgery  # noqa: E402
 from fuprune.data.dataset import Dataset  # noqa: E402
 from fuprune.data.federated import federate, sample_cohort, whole_cohort  # noqa: E402
 from fuprune.data.partition import iid_partition  # noqa: E402
@@ -71,24 +69,20 @@ def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sections", nargs="+", default=tuple(SECTIONS))
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--serve", nargs=3, metavar=("DEVICES", "PROCESSES", "ADDRESS"))
     options = parser.parse_args(arguments)
     if options.serve:
         devices, count, address = options.serve
         serve_rounds(int(devices), int(count), address)
         return 0
-    found = {} if options.smoke else reports.read("growth")
+    found = reports.read("growth")
     for name in options.sections:
         points, measure = SECTIONS[name]
-        points, repeats = (
-            (points[:2], 1) if options.smoke else (points, options.repeats)
-        )
         found[name] = {"date": reports.now(), "machine": reports.machine()}
-        found[name]["rows"] = [row._asdict() for row in measure(points, repeats)]
+        rows = measure(points, options.repeats)
+        found[name]["rows"] = [row._asdict() for row in rows]
     print(table(found))
-    if not options.smoke:
-        reports.write("growth", found, table(found))
+    reports.write("growth", found, table(found))
     return 0
 
 
@@ -205,13 +199,6 @@ def measure_classes(points, repeats) -> list[Row]:
     return rows + timed(points, "TF-IDF and plan", scores, repeats, flat, "plan")
 
 
-def measure_cut(points, repeats) -> list[Row]:
-    """A round of networks that lost a share of their channels, by products left."""
-    runs = [_round_of(cut=share)[0] for share in points]
-    kept = [(1 - share) ** 2 for share in points]
-    return timed(points, "round", runs, repeats, kept, "product")
-
-
 def measure_devices(points, repeats) -> list[Row]:
     """A round of eight clients with 64 images on (devices, processes)."""
     with contextlib.ExitStack() as stack:
@@ -284,7 +271,6 @@ SECTIONS = {
     "image side": Section((32, 64, 128), measure_side),
     "classes": Section((10, 100, 1_000), measure_classes),
     "depth": Section((20, 32, 56, 110), measure_depth),
-    "share cut": Section((0.0, 0.25, 0.5), measure_cut),
     "devices": Section(((1, 1), (2, 1), (2, 2)), measure_devices),
 }
 
@@ -344,7 +330,6 @@ def _round_of(
     images=32,
     clients=4,
     batch_size=8,
-    cut=0.0,
     runtime=None,
 ):
     """A round of a ResNet, and its model, variables and data."""
@@ -354,14 +339,6 @@ def _round_of(
         "resnet20", num_classes=classes, input_shape=shape, conv=runtime.conv
     ).clone(depth=depth)
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *shape)))
-    if cut:
-        scores = {
-            name: np.zeros(layer["conv"]["kernel"].shape[-1])
-            for name, layer in variables["params"].items()
-            if "conv" in layer
-        }
-        plan = surgery.make_plan(scores, cut, scope="layer", order="random", seed=0)
-        model, variables = surgery.compact(model, variables, plan)
     parts = np.array_split(np.arange(images), clients)
     data = federate(_noise(images, shape, classes), parts, place=np.asarray)
     split = runtime.process_count > 1

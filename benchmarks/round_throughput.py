@@ -48,8 +48,6 @@ ENTRIES = (
     Entry("PyTorch NCHW", "pytorch", PYTORCH, ("--memory-format=contiguous_format",)),
     Entry("Flower, PyTorch client", "pytorch", "flower_rounds.py"),
     Entry("Flower, JAX client", "pytorch", "flower_rounds.py", ("--framework=jax",)),
-    Entry("fuprune, no norms", "", OURS, ("--norm=none",)),
-    Entry("FedJAX, no norms", "fedjax", "fedjax_rounds.py"),
 )
 
 

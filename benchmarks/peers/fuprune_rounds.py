@@ -1,8 +1,4 @@
-"""FedAvg by fuprune, as a run does it by default.
-
-`--norm=none` is the network FedJAX can hold: the same convolutions, with biases, and no
-BatchNorm.
-"""
+"""FedAvg by fuprune, as a run does it by default."""
 
 import protocol
 
@@ -15,13 +11,11 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
-import plain_net  # noqa: E402
 import workload  # noqa: E402
 
 from fuprune.data.dataset import Dataset  # noqa: E402
 from fuprune.data.federated import federate, whole_cohort  # noqa: E402
 from fuprune.federated.server import fed_avg  # noqa: E402
-from fuprune.kernels.convolution import implementation  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
 from fuprune.run import data as run_data  # noqa: E402
 from fuprune.run import machine as runtime_module  # noqa: E402
@@ -29,7 +23,6 @@ from fuprune.run import machine as runtime_module  # noqa: E402
 
 def main():
     parser = workload.parser(__doc__)
-    parser.add_argument("--norm", default="batch", choices=["batch", "none"])
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
     work = workload.of(options)
@@ -76,10 +69,6 @@ def place(work, runtime):
 def create(work, options, runtime):
     """The network and its first variables, on the host."""
     shape = (work.size, work.size, 3)
-    if options.norm == "none":
-        model = plain_net.PlainNet(work.net, implementation(runtime.conv), runtime.conv)
-        params = plain_net.init(jax.random.key(0), work.net, work.size)
-        return model, jax.device_get({"params": params})
     model = zoo.create(
         work.net,
         num_classes=workload.NUM_CLASSES,

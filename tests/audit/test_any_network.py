@@ -1,6 +1,5 @@
 """Networks that people bring: other conventions, NNX, and networks cut by tracing."""
 
-import chex
 import flax.linen as nn
 import jax
 import numpy as np
@@ -11,8 +10,7 @@ from fuprune.audit import AuditData, AuditOptions, audit
 from fuprune.audit.outputs import depths_of, heads_of, logits_of
 from fuprune.data.dataset import Dataset
 from fuprune.models.adapt import adapt, variables_of
-from fuprune.models.fresh import init_variables
-from fuprune.surgery import compact, make_plan, mask, pin
+from fuprune.surgery import compact, make_plan
 from tests.audit.conftest import preprocess
 
 OPTIONS = AuditOptions(relearn_steps=2, batch_size=8, relearn_draws=1)
@@ -85,24 +83,6 @@ def test_outputs_of_an_nnx_module_are_its_own(data):
     assert heads_of(model, images) == (("head",),)
 
 
-def test_a_pinned_network_shows_what_the_one_it_pins_shows(data):
-    module = SmallNNX(nnx.Rngs(0))
-    network, variables = adapt(module), variables_of(module)
-    images = preprocess(data.test.images)
-    plan = make_plan({"conv": np.arange(6.0)}, 0.34)
-    masked = mask(network, variables, plan, example=images)
-    pinned = pin(network, variables, plan, example=images)
-    expected, found = (
-        (
-            logits_of((one, masked), data.test.images, preprocess),
-            depths_of((one, masked), data.test.images, preprocess),
-        )
-        for one in (network, pinned)
-    )
-    assert heads_of((pinned, masked), images) == (("head",),)
-    chex.assert_trees_all_close(found, expected, atol=1e-6)
-
-
 class Headless(nn.Module):
     """Its logits come from a convolution, and no layer comes before."""
 
@@ -128,15 +108,3 @@ def test_a_network_without_a_dense_layer_is_audited_by_what_it_has(data):
     )
     assert heads_of((adapt(model), nets[0][1]), data.test.images[:1]) == ()
     assert found.row("relearn") is not None and found.row("probe_last") is not None
-
-
-def test_a_network_that_cannot_start_afresh_is_drawn_anew(data):
-    module = SmallNNX(nnx.Rngs(0))
-    network, variables = adapt(module), variables_of(module)
-    images = preprocess(data.test.images[:1])
-    fresh = init_variables(network, jax.random.key(1), images, like=variables)
-    assert jax.tree.structure(fresh) == jax.tree.structure(variables)
-    kernel = np.asarray(fresh["params"]["conv"]["kernel"])
-    assert 0.5 < kernel.std() / np.sqrt(2 / 9) < 1.5
-    assert not np.allclose(kernel, variables["params"]["conv"]["kernel"])
-    np.testing.assert_array_equal(fresh["batch_stats"]["norm"]["var"], 1)

@@ -7,8 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-import fuprune
-from fuprune.audit import AuditData, AuditOptions, audit
+from fuprune.audit import AuditData, AuditOptions
 from fuprune.audit.reading import read
 from fuprune.audit.record import DIFFERENT, HIDDEN, KINDS, NO_DIFFERENCE
 from fuprune.data.dataset import Dataset
@@ -56,21 +55,6 @@ def test_record_is_whole_and_survives_its_file(report, world):
     assert report.settings["forgotten_training_images"] == 150
 
 
-def test_audit_is_a_function_of_the_key(world, report):
-    """A kind's numbers do not hang on which others were asked for."""
-    again = audit_of(
-        world,
-        {"masked": world.masked, "honest": world.honest},
-        options=some(tests="relearn,probe"),
-    )
-    for row in again.rows:
-        whole = report.row(row.name)
-        assert row.retrained == whole.retrained
-        assert {m: j.values for m, j in row.models.items()} == {
-            m: j.values for m, j in whole.models.items()
-        }
-
-
 def test_seeds_of_a_method_are_judged_together(world):
     found = audit_of(
         world,
@@ -94,12 +78,6 @@ def test_accuracy_is_that_of_the_whole_test_set(world):
     assert values["u_accuracy"] == [pytest.approx(right[test.labels == 3].mean())]
     assert values["r_accuracy"] == [pytest.approx(right[test.labels != 3].mean())]
     assert found.settings["forgotten_training_images"] == 10
-
-
-def test_candidate_named_as_the_control_takes_its_place(world):
-    found = audit_of(world, {HIDDEN: world.masked}, options=CHEAP)
-    assert list(found.rows[0].models) == [HIDDEN, "raw"]
-    assert found.candidates == [HIDDEN]
 
 
 def test_diverged_candidate_is_left_out_by_name_and_the_rest_is_judged(world):
@@ -137,12 +115,6 @@ def test_too_few_retrained_models_are_described_and_not_judged(world, number):
     assert found.verdict("honest") == ("" if number < 2 else NO_DIFFERENCE)
 
 
-def test_several_classes_can_be_forgotten_at_once(world):
-    found = audit_of(world, {"honest": world.honest}, classes=(3, 1), options=CHEAP)
-    assert found.classes == [1, 3]
-    assert found.settings["unseen_images"] == 120
-
-
 def test_class_that_no_image_shows_keeps_its_column(world):
     train, test, _ = world.data
     seen = [
@@ -163,12 +135,6 @@ def test_candidates_may_be_of_another_width(world):
     assert found.row("weight_distance_to_raw").models["narrow"].values == [None]
     assert found.row("weight_distance_to_raw").models["raw"].values == [0.0]
     assert found.row("relearn").models["narrow"].difference is not None
-
-
-def test_progress_is_told(world):
-    told = []
-    audit_of(world, options=CHEAP, on_step=told.append)
-    assert "outputs of raw" in told and "accuracy" in told
 
 
 class Listed(nn.Module):
@@ -213,9 +179,3 @@ def test_wrong_arguments_are_named(world):
 def test_wrong_options_are_refused(changes):
     with pytest.raises(ValueError, match=next(iter(changes))):
         AuditOptions(**changes)
-
-
-def test_package_holds_the_public_names_and_is_a_plain_module():
-    assert fuprune.audit_models is audit
-    assert fuprune.audit.AuditData is AuditData
-    assert not callable(fuprune.audit)

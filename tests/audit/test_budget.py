@@ -4,15 +4,12 @@ import time
 
 import jax
 import numpy as np
-import pytest
 
 from fuprune.audit import AuditData, audit, outputs
 from fuprune.audit.training import sgd_step
 from fuprune.data.preprocess import normalise
 from fuprune.data.sources import load
-from fuprune.models import zoo
 from fuprune.models.fresh import init_variables
-from fuprune.surgery import compact, layer_names, make_plan
 from tests.audit.conftest import Perceptron
 
 
@@ -55,20 +52,3 @@ def test_models_of_one_shape_share_three_programs_and_few_steps():
     taught = settings["relearn_steps"] * settings["relearn_draws"]
     # A fine-tuning of 175 rounds of 416 images is 72,800.
     assert taught * settings["batch_size"] * 12 < 72_800 / 2
-
-
-@pytest.mark.slow
-def test_whole_audit_of_residual_nets_on_digits_stays_in_its_budget():
-    model = zoo.create("resnet20", num_classes=10, input_shape=(8, 8, 1))
-    nets = draw_nets(model)
-    generator = np.random.default_rng(0)
-    scores = {
-        layer: generator.random(nets[0]["params"][layer]["conv"]["kernel"].shape[-1])
-        for layer in layer_names(model)
-    }
-    begin = time.process_time()
-    slim = compact(model, nets[0], make_plan(scores, 0.05))
-    report = audit_digits(model, nets, slim)
-    # Processor time, all threads: what others do on the machine meanwhile is left out.
-    assert time.process_time() - begin < 90
-    assert report.row("probe_middle").models["slim"].difference is not None

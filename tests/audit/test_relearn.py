@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fuprune.audit.outputs import with_fresh_rows
-from fuprune.audit.relearn import halves, looks, relearn
+from fuprune.audit.relearn import halves, relearn
 from fuprune.audit.training import batch_rows
 from fuprune.data.dataset import Dataset
 from fuprune.models.adapt import adapt
@@ -56,16 +56,6 @@ def test_models_that_knew_the_class_are_faster_than_those_that_did_not(world, co
     assert course(world.raw)[0] < 0.6 < 0.9 < course(world.raw)[-1]
 
 
-def test_a_model_that_diverges_recognises_nothing(world, course):
-    assert course(world.raw, rate=1e30)[-1] == 0
-
-
-def test_without_images_of_the_class_it_is_not_learned(world, course):
-    others = np.flatnonzero(world.data.test.labels != FORGOTTEN)
-    rows = batch_rows(np.random.default_rng(0), others, 40, 32)
-    assert course(world.honest, rows=rows)[-1] < 0.2
-
-
 def test_fresh_row_is_the_mean_of_the_others_and_nothing_else_changes(world):
     found = with_fresh_rows(world.raw, (("head",),), (1, 3))
     before, after = world.raw["params"], found["params"]
@@ -87,11 +77,6 @@ def test_no_image_teaches_and_is_asked():
     assert sorted([*teaching, *asked]) == list(range(24))
     assert np.bincount(labels[teaching]).tolist() == [5, 4, 1, 3]
     assert np.bincount(labels[asked]).tolist() == [5, 3, 0, 3]
-
-
-def test_looks_are_even_from_the_start_to_the_end():
-    assert looks(40) == (0, 10, 20, 30, 40)
-    assert looks(1) == (0, 1) and looks(3) == (0, 1, 2, 3)
 
 
 def test_batches_are_full_and_pass_over_all_rows():

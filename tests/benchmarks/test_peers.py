@@ -1,21 +1,11 @@
 """Contenders of the benchmark of rounds: their environments, and how they are asked."""
 
 import pathlib
-import subprocess
 import sys
 
 import pytest
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
-def test_setup_names_the_peers_it_knows():
-    done = subprocess.run(
-        ["bash", BENCHMARKS / "setup.sh", "caffe"], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "caffe is unknown; choose from pytorch fedjax" in done.stderr
 
 
 ECHO = """

@@ -58,16 +58,6 @@ def test_what_is_fetched_once_serves_without_a_network(offline, host, monkeypatc
     assert_same(load("cifar10", split="test", data_dir=elsewhere), tiny.splits["test"])
 
 
-def test_four_files_are_fetched_in_their_order(offline, host, monkeypatch):
-    root, address = host
-    train, test = (tiny_sets.draw(6, (28, 28, 1), seed=seed) for seed in (0, 1))
-    tiny_sets.write_idx(root, train, test, compress=True)
-    files = [root / name for name in KNOWN_SETS["mnist"].routes[0].files]
-    publish(monkeypatch, "mnist", 0, files, address)
-    assert_same(load("mnist", split="train", data_dir=offline), train)
-    assert_same(load("mnist", split="test", data_dir=offline), test)
-
-
 def test_a_file_with_another_sum_is_refused_and_not_kept(offline, host, monkeypatch):
     root, address = host
     archive = tiny_sets.TinyCifar10().write_archive(root / ARCHIVE)

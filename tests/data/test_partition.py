@@ -101,43 +101,6 @@ def class_counts(labels, parts, num_classes):
     return np.stack([np.bincount(labels[p], minlength=num_classes) for p in parts])
 
 
-def test_label_goes_to_its_own_group_with_probability_q():
-    labels = draw_labels(40_000, 10)
-    parts = bias_partition(labels, num_clients=30, num_classes=10, bias=0.7, seed=1)
-    counts = class_counts(labels, parts, 10)
-    group = counts.argmax(axis=1)
-    np.testing.assert_array_equal(np.bincount(group), np.full(10, 3))
-
-    by_group = np.stack([counts[group == each].sum(axis=0) for each in range(10)])
-    share = by_group / by_group.sum(axis=0)
-    # 4,000 of a class: a standard deviation is 0.007 of q and 0.003 of the others.
-    np.testing.assert_allclose(np.diag(share), 0.7, atol=0.035)
-    elsewhere = share[~np.eye(10, dtype=bool)]
-    np.testing.assert_allclose(elsewhere, 0.3 / 9, atol=0.015)
-
-
-def test_bias_one_gives_a_client_one_class_and_zero_never_its_own():
-    labels = draw_labels(2_000, 4)
-    pure = bias_partition(labels, num_clients=8, num_classes=4, bias=1.0, seed=2)
-    counts = class_counts(labels, pure, 4)
-    assert np.all((counts > 0).sum(axis=1) == 1)
-    averse = bias_partition(labels, num_clients=8, num_classes=4, bias=0.0, seed=2)
-    # The same seed draws the same groups.
-    own = class_counts(labels, averse, 4)[np.arange(8), counts.argmax(axis=1)]
-    assert own.sum() == 0
-
-
-def test_fewer_clients_than_classes_share_what_empty_groups_would_get():
-    labels = np.repeat(np.arange(10), 1_000)
-    parts = bias_partition(labels, num_clients=3, num_classes=10, bias=1.0, seed=0)
-    counts = class_counts(labels, parts, 10)
-    # Three classes have a client of their own, the other seven none: those are
-    # spread evenly over the three.
-    lonely = (counts == 1_000).any(axis=0)
-    assert lonely.sum() == 3
-    np.testing.assert_allclose(counts[:, ~lonely], 1_000 / 3, atol=75)
-
-
 def test_dirichlet_concentration_decides_how_many_clients_share_a_class():
     labels = draw_labels(20_000, 10)
 

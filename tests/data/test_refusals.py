@@ -23,18 +23,15 @@ from tests.data.tiny_sets import arrays
 MASK = np.array([False, True, False])
 
 
-def bias(**changes):
-    good = dict(labels=[0, 1, 2], num_clients=2, num_classes=3, bias=0.5, seed=0)
-    return bias_partition(**{**good, **changes})
+def changed(deal, **arguments):
+    """A partition of three examples, with other arguments."""
+    good = dict(labels=[0, 1, 2], num_clients=2, num_classes=3, seed=0, **arguments)
+    return lambda **changes: deal(**{**good, **changes})
 
 
-def dirichlet(alpha):
-    return dirichlet_partition([0], num_clients=1, num_classes=1, alpha=alpha, seed=0)
-
-
-def pathological(**changes):
-    good = dict(num_clients=2, num_classes=3, classes_per_client=2, seed=0)
-    return pathological_partition([0, 1, 2], **{**good, **changes})
+bias = changed(bias_partition, bias=0.5)
+dirichlet = changed(dirichlet_partition)
+pathological = changed(pathological_partition, classes_per_client=2)
 
 
 def dealt(*parts):

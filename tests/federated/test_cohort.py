@@ -13,11 +13,9 @@ from fuprune.data.federated import federate, take_clients, whole_cohort
 from fuprune.federated import cohort as iteration
 from fuprune.federated.aggregate import coordinate_median
 from fuprune.federated.batch_norm import LocalBatchNorm
-from fuprune.federated.cohort import for_each_client, resolve_backend
+from fuprune.federated.cohort import resolve_backend
 from fuprune.federated.objective import distillation
-from fuprune.federated.program import Client, ClientProgram, Shared
 from fuprune.federated.server import fed_avg, fed_sgd
-from fuprune.federated.sharded import make_client_mesh
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 
 BACKENDS = ("loop", "map", "vmap", "shard_map")
@@ -45,17 +43,6 @@ def average(backend, **options):
     )
 
 
-def gradient(backend, **options):
-    """FedSGD on ten images a client."""
-    return fed_sgd(
-        MODEL,
-        server_optimizer=optax.sgd(0.1, momentum=0.9),
-        batch_size=10,
-        backend=backend,
-        **options,
-    )
-
-
 def taught():
     """The objective with another initialisation as its teacher."""
     options = dict(temperature=2.0, weight=0.7, masked_classes=(2,))
@@ -64,9 +51,12 @@ def taught():
 
 ALGORITHMS = {
     "fed_avg": average,
-    "fed_sgd": gradient,
-    "fed_sgd_full": lambda backend, **o: fed_sgd(
-        MODEL, server_optimizer=optax.sgd(0.1), microbatch=8, backend=backend, **o
+    "fed_sgd": lambda backend: fed_sgd(
+        MODEL,
+        server_optimizer=optax.sgd(0.1, momentum=0.9),
+        batch_size=10,
+        microbatch=8,
+        backend=backend,
     ),
     "local_steps": lambda backend: average(backend, local_steps=3),
     "local_bn": lambda backend: average(backend, bn=LocalBatchNorm(5)),
@@ -77,13 +67,7 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name == "fed_sgd_full" else name
-        for name in ALGORITHMS
-    ],
-)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_backend_gives_the_same_rounds(name, data):
     """Two rounds by each backend end in the same state and the same diagnostics."""
     ends = {}
@@ -172,27 +156,6 @@ def test_one_compilation_for_all_rounds(data):
             cohort = take_clients(data, np.roll(np.arange(5), number))
             state, _ = algorithm.round(state, cohort, jax.random.key(number))
         assert len(traces) == traced, backend
-
-
-def test_gradients_inside_shard_map_are_not_summed_over_clients(data):
-    """A program that returns its own gradient gets its own, not the cohort's sum."""
-
-    def finish(shared, client, carry):
-        value = jax.grad(lambda w: w * client.length)(shared.context)
-        return value, value
-
-    program = ClientProgram(
-        lambda client: 0 * client.length,
-        lambda shared, client: jnp.zeros(()),
-        lambda shared, client, carry, i: carry,
-        finish,
-    )
-    run = for_each_client(program, backend="shard_map", mesh=make_client_mesh())
-    cohort = whole_cohort(data)
-    shared = Shared(cohort.images, cohort.labels, jnp.ones(()))
-    total, each = run(shared, Client(cohort.rows, cohort.lengths, cohort.clients))
-    np.testing.assert_array_equal(each, cohort.lengths)
-    assert float(total) == 60.0
 
 
 def test_auto_names_a_backend_and_unknown_names_are_refused():

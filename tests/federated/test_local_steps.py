@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from fuprune.data.federated import federate, whole_cohort
 from fuprune.data.preprocess import to_float
-from fuprune.federated.client import TrainContext, local_sgd, shuffled_positions
-from fuprune.federated.cohort import clients_of, for_each_client
+from fuprune.federated.client import local_sgd
 from fuprune.federated.local_work import count_images, count_steps
 from fuprune.federated.objective import classification
-from fuprune.federated.program import Shared
 from fuprune.federated.server import fed_avg
 from fuprune.models.adapt import adapt
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
@@ -65,59 +63,9 @@ def test_a_bound_that_is_not_reached_changes_no_bit(data, backend):
     assert moved[:2].max() < 1e-6 and moved[2] > 1e-4
 
 
-@pytest.mark.parametrize("local_steps", [0, 2, 4])
-def test_sums_count_what_was_seen_and_the_weight_all_images(data, local_steps):
-    """At a learning rate of zero, every step sees the loss of the server's model."""
-    program = local_sgd(
-        adapt(MODEL),
-        optax.sgd(0.0),
-        local_epochs=2,
-        local_steps=local_steps,
-        batch_size=8,
-        max_length=23,
-        preprocess=to_float,
-        objective=classification(),
-    )
-    cohort, key = whole_cohort(data), jax.random.key(4)
-    variables = tiny_variables(MODEL)
-    context = TrainContext(variables, key, jnp.ones(()), None)
-    shared = Shared(cohort.images, cohort.labels, context)
-    _, sent = for_each_client(program, backend="map")(shared, clients_of(cohort))
-    np.testing.assert_array_equal(sent.num_examples, LENGTHS)
-    logits = MODEL.apply(variables, to_float(None, cohort.images))
-    losses = np.asarray(
-        optax.softmax_cross_entropy_with_integer_labels(logits, cohort.labels)
-    )
-    hits = np.asarray(jnp.argmax(logits, -1) == cohort.labels)
-    for client, length in enumerate(LENGTHS):
-        rows = np.asarray(cohort.rows)[client]
-        batches = []
-        for epoch in jax.random.split(jax.random.fold_in(key, client), 2):
-            order = np.asarray(shuffled_positions(epoch, length, 24))[:length]
-            batches += [rows[order[i : i + 8]] for i in range(0, length, 8)]
-        seen = np.array(
-            [k for rows in batches[: local_steps or None] for k in rows], int
-        )
-        assert int(sent.seen[client]) == len(seen)
-        assert int(sent.correct[client]) == hits[seen].sum()
-        np.testing.assert_allclose(
-            sent.loss_sum[client], losses[seen].sum(), rtol=1e-5, atol=1e-6
-        )
-
-
-@pytest.mark.parametrize(
-    "work, expected",
-    [
-        ({}, {"local_epochs": 2, "batch_size": 8}),
-        # Also a bound that nobody here reaches: the server of a federation holds
-        # stand-ins, and its clients more images than those.
-        (
-            {"local_steps": 9},
-            {"local_epochs": 2, "batch_size": 8, "local_steps": 9},
-        ),
-    ],
-)
-def test_a_bound_is_a_part_of_the_task_that_travels(work, expected):
+@pytest.mark.parametrize("work", [{}, {"local_steps": 9}])
+def test_a_bound_is_a_part_of_the_task_that_travels(work):
+    """Also one that nobody reaches here: the real clients have more images."""
     program = local_sgd(
         adapt(MODEL),
         optax.sgd(0.1),
@@ -128,7 +76,8 @@ def test_a_bound_is_a_part_of_the_task_that_travels(work, expected):
         objective=classification(),
         **work,
     )
-    assert program.task is not None and program.task.arguments == expected
+    assert program.task is not None
+    assert program.task.arguments == {"local_epochs": 2, "batch_size": 8, **work}
 
 
 @given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 4), st.integers(0, 30))

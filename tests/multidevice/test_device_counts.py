@@ -11,13 +11,11 @@ from jax.sharding import PartitionSpec as P
 from fuprune.data.federated import federate, sample_cohort
 from fuprune.federated import sharded
 from fuprune.federated.aggregate import coordinate_median
-from fuprune.federated.batch_norm import LocalBatchNorm
 from fuprune.federated.sharded import AXIS, make_client_mesh
 from tests.multidevice import rounds
 
 # Sums over devices are taken in another order; everything else is the same.
 CLOSE = dict(rtol=2e-4, atol=2e-5)
-DEVICES = (1, 2, 4, 8)
 
 
 def mesh_of(number):
@@ -70,7 +68,7 @@ def on(data, mesh, spec):
     ("name", "number"),
     [
         *((name, 4) for name in COMPUTED),
-        *((name, n) for name in ("fed_avg", "statistics") for n in (1, 2, 8)),
+        *(("fed_avg", n) for n in (1, 2, 8)),
     ],
 )
 def test_the_result_is_the_same_on_any_number_of_devices(name, number, data, expected):
@@ -79,17 +77,9 @@ def test_the_result_is_the_same_on_any_number_of_devices(name, number, data, exp
     chex.assert_trees_all_close(found, expected[name], **close)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(dict(aggregate=coordinate_median), id="median"),
-        pytest.param(dict(bn=LocalBatchNorm(7)), id="local", marks=pytest.mark.slow),
-        pytest.param(dict(bn="recalibrate"), id="recalibrate", marks=pytest.mark.slow),
-    ],
-)
-def test_rules_and_policies_are_the_same_on_four_devices(options, data):
+def test_a_rule_that_needs_all_updates_is_the_same_on_four_devices(data):
     ends = [
-        rounds.train(rounds.averaging(**where, **options), data)
+        rounds.train(rounds.averaging(aggregate=coordinate_median, **where), data)
         for where in (
             dict(backend="map"),
             dict(backend="shard_map", mesh=mesh_of(4)),
@@ -98,7 +88,7 @@ def test_rules_and_policies_are_the_same_on_four_devices(options, data):
     chex.assert_trees_all_close(*ends, **CLOSE)
 
 
-@pytest.mark.parametrize("number", (2, 4, 8))
+@pytest.mark.parametrize("number", (2, 8))
 def test_images_split_over_devices_train_the_same(number, data, expected):
     """Every device holds its part of the pool; a cohort's images are exchanged."""
     mesh = mesh_of(number)
@@ -121,8 +111,6 @@ def test_a_small_exchange_takes_several_turns_and_changes_nothing(
     monkeypatch.setattr(sharded, "EXCHANGE_BYTES", 4 * row_bytes)
     mesh = mesh_of(2)
     split = on(data, mesh, P(AXIS))
-    found = rounds.statistics(split, backend="shard_map", mesh=mesh)
-    chex.assert_trees_all_close(found, expected["statistics"], rtol=1e-5, atol=1e-6)
     algorithm = rounds.averaging(backend="shard_map", mesh=mesh)
     chex.assert_trees_all_close(
         rounds.train(algorithm, split), expected["fed_avg"], **CLOSE
@@ -142,14 +130,12 @@ def test_a_state_that_lives_on_one_device_moves_to_the_mesh(data, expected):
     )
 
 
-@pytest.mark.parametrize("number", DEVICES)
-def test_the_same_clients_are_drawn_on_any_number_of_devices(number):
+def test_the_same_clients_are_drawn_on_any_number_of_devices():
     """Of so many clients that they are not permuted but drawn one by one."""
     data = federate(rounds.train_set(), [np.arange(k, k + 3) for k in range(80)])
-    everywhere = NamedSharding(mesh_of(number), P())
-    for seed in range(3):
-        key = jax.random.key(seed)
-        chosen = sample_cohort(key, jax.device_put(data, everywhere), 5)
-        expected = sample_cohort(key, data, 5)
+    expected = sample_cohort(jax.random.key(0), data, 5)
+    for number in (1, 2, 4, 8):
+        spread = jax.device_put(data, NamedSharding(mesh_of(number), P()))
+        chosen = sample_cohort(jax.random.key(0), spread, 5)
         np.testing.assert_array_equal(chosen.clients, expected.clients)
         np.testing.assert_array_equal(chosen.rows, expected.rows)

@@ -11,10 +11,8 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 
-import fuprune
 from tests.multidevice.starting import ROOT, SMALL, environment
 
 PAIR = ("--config.runtime.devices=2",)
@@ -62,42 +60,6 @@ def rows_of(workdir):
     return [json.loads(line) for line in lines]
 
 
-def assert_same_run(one, other, *, models):
-    """Rows and weights agree to float tolerance; a prediction or two may tip over.
-
-    Sums over devices are taken in another order, and rounds on ten images a client
-    under BatchNorm amplify the last bit: hence a small learning rate, and 2e-3.
-    """
-    first, second = rows_of(one), rows_of(other)
-    assert [(r["phase"], r["round"]) for r in first] == [
-        (r["phase"], r["round"]) for r in second
-    ]
-    for a, b in zip(first, second, strict=True):
-        assert a.keys() == b.keys()
-        for name in ("participants", "examples"):
-            assert a.get(name) == b.get(name)  # round 0 has neither
-        for name in a:
-            if name.endswith("loss"):
-                assert a[name] == pytest.approx(b[name], rel=2e-3), (a, b)
-            elif name in ("accuracy", "validation_accuracy", "train_accuracy"):
-                assert a[name] == pytest.approx(b[name], abs=0.051), (a, b)
-    for name in models:
-        model, variables = fuprune.load(one / "models" / name)
-        twin, others = fuprune.load(other / "models" / name)
-        assert model == twin
-        flat = zip(_leaves(variables), _leaves(others), strict=True)
-        for x, y in flat:
-            np.testing.assert_allclose(x, y, rtol=2e-2, atol=2e-3)
-
-
-def _leaves(tree):
-    if hasattr(tree, "items"):
-        for key in sorted(tree):
-            yield from _leaves(tree[key])
-    else:
-        yield np.asarray(tree)
-
-
 def wait_until(condition, launcher, seconds=600):
     until = time.monotonic() + seconds
     while not condition():
@@ -138,50 +100,16 @@ def pid_of(launcher, number):
 
 
 def test_a_killed_process_stops_the_other_and_the_next_start_resumes(tmp_path):
-    """In the end all is as one process alone would have it."""
-    flags = (*SMALL, "--config.phases=pretrain", "--config.train.rounds=4")
-    run_alone(tmp_path / "alone", *flags, "--config.runtime.devices=1")
-    killed_and_resumed(tmp_path / "pair", *flags)
-    assert_same_run(tmp_path / "alone", tmp_path / "pair", models=["raw"])
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_is_uninterrupted_to_the_bit(tmp_path):
-    """The same two processes with and without a death in between."""
-    flags = (*SMALL, "--config.phases=pretrain", "--config.train.rounds=6")
+    """In the end all is, to the bit, as if nobody had been killed."""
+    flags = (*SMALL, "--config.phases=pretrain,unlearn", "--config.train.rounds=4")
     killed_and_resumed(tmp_path / "killed", *flags)
     code, output = end_of(start_pair(tmp_path / "whole", *flags, *PAIR))
     assert code == 0, output[-3000:]
-    for name in ("metrics.jsonl", "models/raw/model.safetensors"):
+    assert "[1] digits" not in output  # process 1 shows no progress
+    models = [f"models/{name}/model.safetensors" for name in ("raw", "class_pruning")]
+    for name in ("metrics.jsonl", *models):
         one, other = (tmp_path / folder / name for folder in ("killed", "whole"))
         assert one.read_bytes() == other.read_bytes(), name
-
-
-@pytest.mark.slow
-def test_the_whole_method_is_the_same_on_two_processes(tmp_path):
-    """Pre-training, capture, pruning, Fisher noise, fine-tuning, results, report."""
-    flags = (
-        *SMALL,
-        "--config.phases=pretrain,unlearn,report",
-        "--config.unlearn.methods=class_pruning,fisher,mask_logit",
-        "--config.fisher.alpha=1e-9",
-    )
-    run_alone(tmp_path / "alone", *flags, "--config.runtime.devices=1")
-    code, output = end_of(start_pair(tmp_path / "pair", *flags, *PAIR), timeout=3000)
-    assert code == 0, output[-3000:]
-    assert_same_run(
-        tmp_path / "alone",
-        tmp_path / "pair",
-        models=["raw", "class_pruning_pruned_9", "class_pruning", "mask_logit"],
-    )
-    results = [
-        json.loads((tmp_path / name / "results.json").read_text())
-        for name in ("alone", "pair")
-    ]
-    removed = [r["cuts"]["class_pruning"][0]["removed"] for r in results]
-    assert removed[0] == removed[1]
-    assert (tmp_path / "pair" / "report" / "report.html").exists()
-    assert "[1] digits" not in output  # process 1 shows no progress
 
 
 @pytest.mark.slow
@@ -205,4 +133,4 @@ def test_sigterm_to_one_process_saves_and_stops_both(tmp_path):
     assert (pair / "checkpoints" / "pretrain" / str(last)).is_dir()
     assert last < 40
     run_alone(pair, *flags, "--config.runtime.devices=1")
-    assert [row["round"] for row in rows_of(pair)] == list(range(1, 41))
+    assert [row["round"] for row in rows_of(pair)] == list(range(41))

@@ -5,12 +5,10 @@ from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
-import jax
 import numpy as np
 import pytest
 
 from fuprune.data.federated import federate
-from fuprune.federated.sharded import make_client_mesh
 from fuprune.run import data as run_data
 from fuprune.run import machine as runtime
 from tests.multidevice import rounds
@@ -38,18 +36,13 @@ def test_each_image_lies_once_and_with_its_clients_host(lengths, owners):
 
 
 def test_hosts_hold_about_the_same():
-    """A hundred clients over four hosts: within one client of a quarter."""
+    """A hundred clients over four hosts, neighbours together."""
     sizes = np.random.default_rng(0).integers(1, 50, 100)
     pool = run_data.deal_to_hosts(sizes, np.repeat(np.arange(4), 2))
     held = np.bincount(pool.host_of_client, weights=sizes)
     assert np.ptp(held) <= 2 * sizes.max()
     assert pool.size <= sizes.sum() + 8 * sizes.max()
-
-
-def test_neighbours_live_together():
-    """Client numbers never go down from host to host: a range of a file each."""
-    pool = run_data.deal_to_hosts(np.full(10, 3), np.array([0, 0, 1, 1]))
-    np.testing.assert_array_equal(pool.host_of_client, [0] * 5 + [1] * 5)
+    assert (np.diff(pool.host_of_client) >= 0).all()
 
 
 def test_a_pool_over_hosts_gives_every_client_its_own_images():
@@ -75,43 +68,11 @@ def test_a_pool_over_hosts_gives_every_client_its_own_images():
         np.testing.assert_array_equal(first.labels[rows], dataset.labels[part])
 
 
-@pytest.mark.parametrize("number", (1, 4))
-def test_one_process_has_the_whole_pool_on_every_device(number):
-    mesh = make_client_mesh(jax.devices()[:number]) if number > 1 else None
-    machine = runtime.Runtime(mesh, "auto", "xla", 0, 1)
-    data = run_data.place_federation(
-        federate(rounds.train_set(), rounds.parts(), place=np.asarray), machine
-    )
-    assert len(data.images.addressable_shards) == number
-    np.testing.assert_array_equal(data.images, rounds.train_set().images)
-    np.testing.assert_array_equal(data.lengths, [len(p) for p in rounds.parts()])
-
-
 @pytest.mark.parametrize(
     "options, cohort, size",
     [(dict(), 3, 3), (dict(), 0, 8), (dict(devices=8), 8, 8)],
     ids=["capped", "unknown", "exact"],
 )
 def test_a_choice_of_ours_never_exceeds_the_cohort(options, cohort, size):
-    machine = runtime.start(
-        backend="shard_map",
-        conv="xla",
-        cohort=cohort,
-        compilation_cache="",
-        **options,
-    )
-    assert machine.mesh.size == size
-
-
-def test_a_mesh_larger_than_the_cohort_is_refused():
-    with pytest.raises(
-        runtime.RuntimeSetupError,
-        match="the mesh has 8 devices, but train.cohort is 3 clients.*at most 3 dev",
-    ):
-        runtime.start(
-            backend="shard_map",
-            conv="xla",
-            cohort=3,
-            devices=8,
-            compilation_cache="",
-        )
+    options = dict(backend="shard_map", conv="xla", compilation_cache="", **options)
+    assert runtime.start(cohort=cohort, **options).mesh.size == size
