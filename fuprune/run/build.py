@@ -1,8 +1,4 @@
-"""From a config to the parts of a run: units, model, algorithm, budgets, options.
-
-Config keys become keyword arguments here (those of the data in `federation`); the
-functions that take the arguments know nothing of configs.
-"""
+"""From a config to the parts of a run: units, model, algorithm, budgets, options."""
 
 import dataclasses
 import functools
@@ -57,15 +53,10 @@ class Setup(NamedTuple):
 
 
 def make_model(setup: Setup):
-    """The network of the config for the dataset's images.
-
-    Raises:
-      InputError: a network that the user brings cannot be made, or does not fit.
-    """
-    config, federation = setup.config, setup.federation
+    """The network of the config for the dataset's images."""
+    config, shape = setup.config, setup.federation.train.images.shape[1:]
     form: dict[str, Any] = dict(
-        num_classes=federation.num_classes,
-        input_shape=federation.train.images.shape[1:],
+        num_classes=setup.federation.num_classes, input_shape=shape
     )
     if factory(config):
         return bring(config.model.name, **form)
@@ -80,11 +71,7 @@ def factory(config) -> str | None:
 
 
 def convolutions(config) -> str:
-    """Whose convolutions the network uses; one that the user brings has its own.
-
-    Raises:
-      ConfigError: the config asks such a network for others.
-    """
+    """Whose convolutions the network uses; one that the user brings has its own."""
     runtime = config.runtime
     if factory(config) is None:
         return runtime.conv
@@ -118,8 +105,7 @@ class Schedule(NamedTuple):
             return optax.constant_schedule(peak)
         if self.kind == "cosine":
             return optax.cosine_decay_schedule(peak, rounds)
-        # The first round learns, too: it starts one step up the ramp, not at zero. The
-        # ramp ends before the last round, so that the cosine has somewhere to go.
+        # The first round learns, too, and the ramp ends before the last.
         warmup = min(self.warmup, rounds - 1)
         start = peak / (warmup + 1)
         return optax.warmup_cosine_decay_schedule(start, peak, warmup, rounds)
@@ -146,34 +132,30 @@ def make_algorithm(
     of a client's local epochs and steps, or of its images in a FedSGD round, that it
     does.
     """
-    config, federation = setup.config, setup.federation
-    train, clients = config.train, federation.data.num_clients
-    backend = setup.backend
-    if not isinstance(backend, str):
-        backend = backend.training(objective)
+    train, federation, backend = setup.config.train, setup.federation, setup.backend
+    local = LocalBatchNorm(federation.data.num_clients)
     common: dict[str, Any] = dict(
-        backend=backend,
+        backend=backend if isinstance(backend, str) else backend.training(objective),
         mesh=setup.mesh,
-        bn=LocalBatchNorm(clients) if train.bn == "local" else train.bn,
+        bn=local if train.bn == "local" else train.bn,
         preprocess=federation.prepare_training,
         objective=objective or classification(train.label_smoothing),
         aggregate=RULES[train.aggregation](train),
         max_update_norm=train.max_update_norm or math.inf,
         keep_updates=keep_updates,
     )
-    server_optimizer = _server_optimizer(train, schedule)
+    server_optimizer, size = _server_optimizer(train, schedule), train.batch_size
     if train.algorithm == "fed_sgd":
+        if work < 1:
+            size = max(1, math.ceil(work * (size or federation.data.max_length)))
         return fed_sgd(
-            model,
-            server_optimizer=server_optimizer,
-            batch_size=_images_per_round(train, federation, work),
-            **common,
+            model, server_optimizer=server_optimizer, batch_size=size or None, **common
         )
     return fed_avg(
         model,
         # The rate is the schedule's, so that training and fine-tuning share a program.
         client_optimizer=optimizer(train, 1.0),
-        batch_size=train.batch_size,
+        batch_size=size,
         server_optimizer=server_optimizer,
         schedule=schedule.by_round(),
         **_local_work(train, work),
@@ -201,13 +183,6 @@ def distil_from(config, teacher, variables, classes) -> Objective:
     )
 
 
-def _images_per_round(train, federation: Federation, work: float) -> int | None:
-    """Images that a client of FedSGD draws; None for all it has."""
-    if work == 1:
-        return train.batch_size or None
-    return max(1, math.ceil(work * (train.batch_size or federation.data.max_length)))
-
-
 def _local_work(train, share: float) -> dict[str, int]:
     """A share of FedAvg's local epochs, and of the bound on its steps, rounded up."""
     steps = train.local_steps
@@ -219,15 +194,10 @@ def _local_work(train, share: float) -> dict[str, int]:
 
 def make_replay(setup: Setup, model) -> Replay:
     """How those who stay train when fed_eraser replays the training's kept rounds."""
-    train = setup.config.train
+    train, work = setup.config.train, setup.config.fed_eraser.rate
+    schedule = training_schedule(train)
     return Replay(
-        make_algorithm(
-            setup,
-            model,
-            training_schedule(train),
-            keep_updates=True,
-            work=setup.config.fed_eraser.rate,
-        ),
+        make_algorithm(setup, model, schedule, keep_updates=True, work=work),
         moves=_moves(train),
         training_images=_training_images(train),
         training_rounds=train.rounds,
@@ -309,8 +279,7 @@ def participants(config, method: str, federation: Federation) -> tuple[int, ...]
     number = config.unlearn.participants or config.train.cohort
     if "prune" in wanted.sections:
         number = config.prune.capture_clients or number
-    # By number and not by method: methods that read equally many clients read the same
-    # ones, and can be compared.
+    # By number and not by method: those that read equally many read the same ones.
     key = jax.random.fold_in(jax.random.key(config.seed), number)
     # Who leaves takes part in nothing, so participants are drawn from the others.
     members = federation.data
@@ -387,21 +356,16 @@ class UnlearnUnit(NamedTuple):
 
 def unlearn_units(config) -> list[UnlearnUnit]:
     """The methods of a config in their order, with as many seeds as it asks for."""
-    units = []
+    units, seeded = [], configuration.read(config, "fine_tune.seeded")
     for method in configuration.methods(config):
-        for seed in _seeds(config, method):
+        first, number = 0, config.fine_tune.seeds if method in seeded else 1
+        if method == "retrain":
+            first = config.unlearn.retrain_first - 1
+            number = config.unlearn.retrain_seeds
+        for seed in range(first, first + number):  # names count them from 1
             suffix = f"_seed{seed + 1}" if seed else ""
             units.append(UnlearnUnit(f"{method}{suffix}", method, seed))
     return units
-
-
-def _seeds(config, method: str) -> range:
-    """The seeds of one method, counted from 0; names count them from 1."""
-    if method == "retrain":
-        first = config.unlearn.retrain_first - 1
-        return range(first, first + config.unlearn.retrain_seeds)
-    seeded = method in configuration.read(config, "fine_tune.seeded")
-    return range(config.fine_tune.seeds if seeded else 1)
 
 
 def make_budget(config, name: str, target: float | None = None) -> Budget:
@@ -415,13 +379,11 @@ def make_budget(config, name: str, target: float | None = None) -> Budget:
 
     def is_due(number: int) -> bool:
         in_reach = number <= tuning.rounds
-        # By the number of the round and not by the method, so that all curves have the
-        # same points.
         every = tuning.evaluate_every if in_reach else train.evaluate_every
         return number % every == 0
 
-    # Of `short`: a network from scratch needs a warm-up even if a trained one does not,
-    # and training's own could take most of so few rounds.
+    # A network from scratch needs a warm-up even if a trained one does not, and
+    # training's own could take most of so few rounds.
     tenth = max(1, tuning.rounds // 10)
     warmup = min(train.warmup_rounds or tenth, tenth)
     schedules = {
@@ -456,12 +418,10 @@ def rounds_left(config, units: Sequence[UnlearnUnit], store: Store) -> int:
     wanted, rounds = configuration.phases(config), {}
     if "pretrain" in wanted and not config.model.load:
         rounds["pretrain"] = config.train.rounds
-    if "unlearn" in wanted:
-        for unit in units:
-            method = METHODS[unit.method]
-            if method.fine_tunes:
-                budget = make_budget(config, method.budget)
-                rounds[unit.phase] = budget.schedule.rounds
+    for unit in units if "unlearn" in wanted else ():
+        method = METHODS[unit.method]
+        budget = make_budget(config, method.budget)
+        rounds[unit.phase] = budget.schedule.rounds * method.fine_tunes
     return sum(number for unit, number in rounds.items() if not store.is_finished(unit))
 
 
@@ -469,12 +429,10 @@ def describe_absences(config, federation: Federation) -> list[str]:
     """What a request means beyond its words, and methods without a class to read."""
     data, request = federation.data, federation.request
     lines = warn_of(data, request)
-    for method in configuration.methods(config):
-        if not METHODS[method].reads_forgotten:
-            continue
+    methods = configuration.methods(config)
+    for method in [name for name in methods if METHODS[name].reads_forgotten]:
         chosen = participants(config, method, federation)
-        absent = missing_classes(data, chosen, request.classes)
-        if absent:
+        if absent := missing_classes(data, chosen, request.classes):
             lines.append(
                 f"{method} will have nothing to read: none of its participants holds "
                 f"class {', '.join(map(str, absent))}; raise unlearn.participants or "

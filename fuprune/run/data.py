@@ -1,14 +1,12 @@
-"""The data of a run: loaded, dealt to clients, its request resolved, then placed.
+"""A run's data: sources read, dealt to clients, the request resolved, then placed.
 
 All of it happens once and in this order. Until the last step everything is host arrays
-and lists of indices; then the images go to the devices, once. Config keys say what to
-do; the functions of `fuprune.data` take them as plain arguments.
+and lists of indices; then the images go to the devices, once.
 
-Whatever the kind of a request, the report has two sets. For classes the U-set are test
-images of the forgotten classes and the R-set those of the others. Clients and examples
-have no test images of their own, so the U-set are the forgotten training images
-themselves and the R-set the whole test split, which is also the held-out data that the
-audit compares them with.
+The report has two sets. For classes the U-set are test images of the forgotten classes
+and the R-set those of the others. Clients and examples have no test images of their
+own, so the U-set are the forgotten training images themselves and the R-set the whole
+test split, which is also the held-out data that the audit compares them with.
 """
 
 import dataclasses
@@ -65,11 +63,7 @@ class Federation(NamedTuple):
 
 
 def load_data(config, runtime: Runtime) -> Federation:
-    """Loads the dataset, deals it to clients and places it on the devices of the run.
-
-    Raises:
-      InputError: the request cannot be served by this federation.
-    """
+    """Loads the dataset, deals it to clients and places it on the devices."""
     name, where = config.data.name, config.data.dir or None
     loaded = sources.load(name, split="train", data_dir=where)
     test = sources.load(name, split="test", data_dir=where)
@@ -123,11 +117,10 @@ def load_data(config, runtime: Runtime) -> Federation:
 
 def first_of_each_class(labels: np.ndarray, limit: int) -> np.ndarray:
     """Where the first `limit` images of every class are, ascending; 0 takes all."""
-    rank = np.zeros(len(labels), np.int64)
-    if limit:
-        for label in np.unique(labels):
-            rank[labels == label] = np.arange(np.sum(labels == label))
-    return np.flatnonzero(rank < (limit or 1))
+    if not limit:
+        return np.arange(len(labels))
+    firsts = [np.flatnonzero(labels == x)[:limit] for x in np.unique(labels)]
+    return np.sort(np.concatenate(firsts))
 
 
 def _take(dataset: Dataset, indices: np.ndarray) -> Dataset:
@@ -196,36 +189,27 @@ def _read_request(config, data: FederatedDataset, numbers: np.ndarray) -> Forget
         request = ForgetRequest(clients=configuration.read(config, "unlearn.clients"))
         return check_request(request, data)
     wanted = _read_examples(config.unlearn.examples)
-    # A number beyond the last lands on it, and the comparison tells.
-    found = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
-    missing = np.flatnonzero(numbers[found] != wanted)
+    missing = np.setdiff1d(wanted, numbers)
     if missing.size:
         raise ConfigError(
-            f"unlearn.examples names training image {wanted[missing[0]]}, which no "
-            "client trains on: it is out of range, held out by data.validation, or "
-            "left out by data.limit."
+            f"unlearn.examples names training image {missing[0]}, which no client "
+            "trains on: it is out of range, held out by data.validation, or left out "
+            "by data.limit."
         )
-    return check_request(ForgetRequest(examples=tuple(found.tolist())), data)
+    found = np.searchsorted(numbers, wanted).tolist()
+    return check_request(ForgetRequest(examples=tuple(found)), data)
 
 
 def _read_examples(path: str) -> np.ndarray:
     """Numbers of training images from a text file, separated by space or line."""
-    file = Path(path)
-    if not file.is_file():
+    try:
+        words = Path(path).read_text("utf-8", errors="replace").replace(",", " ")
+        return np.unique(np.array(words.split(), str).astype(np.int64))
+    except (OSError, ValueError, OverflowError) as error:
         raise ConfigError(
-            f"unlearn.examples is {path!r}, where there is no file; allowed: a text "
-            "file of training image numbers."
-        )
-    words = file.read_text("utf-8", errors="replace").replace(",", " ").split()
-    wrong = next((w for w in words if not (w.isascii() and w.isdigit())), None)
-    if wrong is not None or not words:
-        seen = "nothing" if wrong is None else f"{wrong[:40]!r}"
-        raise ConfigError(
-            f"unlearn.examples is {path!r}, which holds {seen}; allowed: numbers of "
-            "training images from 0."
-        )
-    # More digits than any training set has images would not fit an int64.
-    return np.unique(np.asarray([int(word[:18]) for word in words], np.int64))
+            f"unlearn.examples is {path!r} ({error}); allowed: a text file of numbers "
+            "of training images, which count from 0."
+        ) from None
 
 
 def _forgotten_images(request: ForgetRequest, parts) -> np.ndarray:
@@ -271,12 +255,8 @@ def split_over_hosts(
 ) -> tuple[FederatedDataset, np.ndarray]:
     """Gives each process the images of its own clients, in host memory.
 
-    Neighbouring clients go to one host, so many that hosts with equally many devices
-    hold about equally many images. `data.images` may be mapped from a file; then no
-    process ever has all of it in memory.
-
-    Returns:
-      The federation over the reordered pool, and each image's place in it, [N].
+    `data.images` may be mapped from a file; then no process ever has all of it in
+    memory. Returns the federation over the reordered pool, and each image's place [N].
     """
     assert runtime.mesh is not None
     owners = np.array([device.process_index for device in runtime.mesh.devices.flat])
@@ -287,8 +267,7 @@ def split_over_hosts(
     places[data.rows[is_image]] = pool.places[is_image]
     labels = np.zeros(pool.size, np.int32)
     labels[pool.places[is_image]] = data.labels[data.rows[is_image]]
-    # The whole pool in address space only: rows that nothing is written to, those of
-    # other hosts' clients, take no memory and are never read.
+    # Rows that nothing is written to, those of other hosts' clients, take no memory.
     images = np.zeros((pool.size, *data.images.shape[1:]), np.uint8)
     own = is_image & (pool.host_of_client == runtime.process_index)[:, None]
     images[pool.places[own]] = data.images[data.rows[own]]
@@ -321,21 +300,13 @@ def deal_to_hosts(lengths: np.ndarray, owners: np.ndarray) -> HostPool:
     places = np.zeros((len(lengths), max(1, int(np.max(lengths)))), np.int32)
     for number, host in enumerate(hosts):
         # A host's rows are those of its devices, wherever they stand in the mesh.
-        rows = np.concatenate(
-            [
-                np.arange(d * share, (d + 1) * share)
-                for d in np.flatnonzero(owners == host)
-            ]
-        )
-        first = 0
+        rows = np.flatnonzero(np.repeat(owners == host, share))
         for client in np.flatnonzero(which == number):
-            places[client, : lengths[client]] = rows[first : first + lengths[client]]
-            first += lengths[client]
+            own, rows = np.split(rows, [lengths[client]])
+            places[client, : lengths[client]] = own
     return HostPool(share * len(owners), hosts[which], places)
 
 
 def replicate(tree, mesh: Mesh | None):
     """A tree of host arrays as arrays that every process and device holds."""
-    if mesh is None:
-        return jax.device_put(tree)
-    return on_mesh(tree, mesh)
+    return jax.device_put(tree) if mesh is None else on_mesh(tree, mesh)

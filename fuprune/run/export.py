@@ -39,10 +39,10 @@ _KNOWN_CALLS = ("@shape_assertion(",)
 
 
 def save_safetensors(path: str | os.PathLike, model: Any, variables: Variables) -> None:
-    """Writes a model to one safetensors file.
+    """Writes a model to one safetensors file, which is replaced whole or not at all.
 
     Args:
-      path: the file; it is replaced whole or not at all.
+      path: the file.
       model: a model of the zoo or one that `bring` made, compacted or not.
       variables: its "params" and "batch_stats"; for an NNX module None, meaning those
         it holds. Names in the file are their paths, as in `params/stem/conv/kernel`.
@@ -53,10 +53,7 @@ def save_safetensors(path: str | os.PathLike, model: Any, variables: Variables) 
     variables = own_variables(model, variables)
     spec = rebuild.spec(model)
     # Not `ascontiguousarray`, which makes an array [1] of a single number.
-    flat = {
-        name: np.asarray(value, order="C")
-        for name, value in _flatten(variables).items()
-    }
+    flat = {n: np.asarray(leaf, order="C") for n, leaf in _flatten(variables).items()}
     _check_arrays(model, flat, "variables")
     metadata = {"format": FORMAT, "spec": json.dumps(spec)}
     data = safetensors.numpy.save(flat, metadata=metadata)
@@ -84,28 +81,17 @@ def load_safetensors(
     """Reads what `save_safetensors` wrote.
 
     Every name, shape and type is checked against the spec in the file before use, and
-    no Python code in the file is ever executed. A network that a user brought is
-    rebuilt by its factory, which the caller gives: the file's word is not enough to
-    import it.
+    no Python code in the file is ever executed.
 
     Args:
       path: the file.
       conv: implementation of the convolution, "xla" or "onednn".
       dtype: type the convolutions compute in.
       factory: of a network that a user brought, the function that makes it, or its
-        name `package.module:factory`, which must be the one in the file.
+        name `package.module:factory`, which must be the one in the file: the file's
+        word is not enough to import it.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise MissingFileError(f"there is no file {path}.")
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{path} is not a readable safetensors file: {error}"
-        ) from error
+    flat, metadata = _read_arrays(path)
     if metadata.get("format") != FORMAT:
         raise InputError(
             f"{path} has format {metadata.get('format')!r}, but must have {FORMAT!r};"
@@ -116,12 +102,11 @@ def load_safetensors(
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} has a spec that is not JSON: {error}.") from error
     model = rebuild.from_spec(spec, factory=factory, conv=conv, dtype=dtype)
-    _check_arrays(model, flat, str(path))
+    _check_arrays(model, flat, path)
     broken = [name for name, array in flat.items() if not np.isfinite(array).all()]
     if broken:  # a model that diverged is saved and audited like any other
         _LOGGER.warning("%s has NaN or infinity in %s; it diverged.", path, broken[0])
-    arrays = jax.device_put(flat)
-    return model, traverse_util.unflatten_dict(arrays, sep="/")
+    return model, traverse_util.unflatten_dict(jax.device_put(flat), sep="/")
 
 
 def load_weights(path: str | os.PathLike, model: Any) -> Variables:
@@ -131,15 +116,23 @@ def load_weights(path: str | os.PathLike, model: Any) -> Variables:
       path: a safetensors file, such as `params/stem/kernel` or `params.stem.kernel`.
       model: a network that says its `input_shape`, against which they are checked.
     """
+    flat = {n.replace(".", "/"): array for n, array in _read_arrays(path)[0].items()}
+    _check_arrays(model, flat, path)
+    return traverse_util.unflatten_dict(flat, sep="/")
+
+
+def _read_arrays(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
+    """The arrays and the metadata of a safetensors file."""
     if not Path(path).is_file():
         raise MissingFileError(f"there is no file {path}.")
     try:
-        found = safetensors.numpy.load_file(path)
-    except safetensors.SafetensorError as error:
-        raise InputError(f"{path} is not a safetensors file: {error}.") from error
-    flat = {name.replace(".", "/"): array for name, array in found.items()}
-    _check_arrays(model, flat, str(path))
-    return traverse_util.unflatten_dict(flat, sep="/")
+        with safetensors.safe_open(path, framework="numpy") as file:
+            names = list(file.keys())
+            return {
+                name: file.get_tensor(name) for name in names
+            }, file.metadata() or {}
+    except (safetensors.SafetensorError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is no readable safetensors file: {error}") from error
 
 
 def _flatten(variables) -> dict[str, Any]:
@@ -164,11 +157,10 @@ def _check_arrays(model, flat, where):
                 f"{where} {problem} {names[0]} (and {len(names) - 1} more)."
             )
     for name, array in expected.items():
-        seen = (flat[name].shape, flat[name].dtype)
-        if seen != (array.shape, array.dtype):
+        seen, wanted = (f"{x.dtype}{list(x.shape)}" for x in (flat[name], array))
+        if seen != wanted:
             raise InputError(
-                f"{where} holds {name} as {seen[1]}{list(seen[0])}, but the model has"
-                f" {array.dtype}{list(array.shape)}."
+                f"{where} holds {name} as {seen}, but the model has {wanted}."
             )
 
 
@@ -217,17 +209,14 @@ def load_stablehlo(path: str | os.PathLike) -> Callable[[jax.Array], jax.Array]:
     The file is a program, if one that can only compute: a call out of it, which would
     reach native code with arguments from the file, is refused.
     """
-    path = Path(path)
-    if not path.is_file():
+    if not Path(path).is_file():
         raise MissingFileError(f"there is no file {path}.")
     _require_flatbuffers()
     try:
-        program = export.deserialize(bytearray(path.read_bytes()))
+        program = export.deserialize(bytearray(Path(path).read_bytes()))
         text = program.mlir_module()
     except Exception as error:  # The decoder promises no particular one.
-        raise InputError(
-            f"{path} is not a StableHLO export: {type(error).__name__}."
-        ) from error
+        raise InputError(f"{path} is not a StableHLO export: {error!r:.80}.") from error
     for call in re.findall(r"custom_call\b[ \t]*(\S{0,80})", text):
         if not call.startswith(_KNOWN_CALLS):
             raise InputError(

@@ -72,12 +72,16 @@ class Experiment:
         make = functools.partial(
             build.make_algorithm, self.setup, model, schedule, **options
         )
-        if options.get("objective") is not None or not _has_hash(model):
+        if options.get("objective") is not None:
             return make()
         made_for = (model, schedule, options.get("keep_updates"))
-        if made_for not in self.algorithms:
-            self.algorithms[made_for] = make()
-        return self.algorithms[made_for]
+        try:
+            made = self.algorithms.get(made_for)
+        except TypeError:  # a network that holds arrays
+            return make()
+        if made is None:
+            made = self.algorithms[made_for] = make()
+        return made
 
     @functools.cached_property
     def raw(self) -> build.Model:
@@ -155,7 +159,7 @@ def choice_split(config, federation: Federation) -> tuple[str, Dataset]:
 
 def make_judge(this: Experiment, model) -> Callable[[Any], dict[str, float]]:
     """`judge(variables)`: metrics on the split that choices are made on."""
-    name, split = choice_split(*this.setup[:2])
+    name, split = choice_split(this.config, this.federation)
     evaluate = _make_evaluate(this, model, split)
 
     def judge(variables) -> dict[str, float]:
@@ -168,7 +172,7 @@ def make_judge(this: Experiment, model) -> Callable[[Any], dict[str, float]]:
 
 def judged_name(this: Experiment, metric: str) -> str:
     """What `make_judge` calls a metric."""
-    name, _ = choice_split(*this.setup[:2])
+    name, _ = choice_split(this.config, this.federation)
     return metric if name == "test" else f"{name}_{metric}"
 
 
@@ -197,12 +201,10 @@ def _make_evaluate(
     """
     federation, classes = this.federation, this.classes
     mesh = this.setup.mesh if backend_of(this) == "shard_map" else None
-    on_split = federation.evaluator(model, split, mesh)
+    on_split, on_named = federation.evaluator(model, split, mesh), None
     # Clients elsewhere keep their images.
-    named = len(federation.forgotten.labels) > 0 and not classes
-    on_named = (
-        federation.evaluator(model, federation.forgotten, mesh) if named else None
-    )
+    if len(federation.forgotten.labels) and not classes:
+        on_named = federation.evaluator(model, federation.forgotten, mesh)
 
     def evaluate(variables) -> tuple[Evaluation, dict[str, Any]]:
         found = on_split(variables)
@@ -250,11 +252,9 @@ def train_unit(
     """Federated training with logs and checkpoints, from the last one if there is.
 
     The rounds' records are rows of metrics.jsonl, round 0 the model as it came; the
-    result's history stays empty, so that memory does not grow with the rounds.
-
-    Checkpoints and rows are those of `unit`, and `key` is that of cohorts and batches.
-    `objective` is what to minimise if not the config's cross-entropy, and every
-    `interval` rounds one is kept on disk, 0 for none.
+    result's history stays empty. `key` is that of cohorts and batches, `objective` is
+    what to minimise if not the config's cross-entropy, and every `interval` rounds one
+    is kept on disk, 0 for none.
     """
     config, rounds = this.config, budget.schedule.rounds
     algorithm = this.algorithm(
@@ -266,9 +266,9 @@ def train_unit(
     saved = _restore(this, unit, model, state)
     if saved is None:
         this.store.drop_rows(unit, after=-1)
-        start, first_reached = 0, None
         before = Record(0, judge(state.variables))
         append_row(this, unit, before)
+        start, first_reached = 0, None
         if reached(before, budget.target, metric):
             first_reached = 0
     else:
@@ -320,15 +320,6 @@ def train_unit(
             if last:
                 break
     return FitResult(state, [], first_reached)
-
-
-def _has_hash(model) -> bool:
-    """Whether a dictionary takes it as a key; a network may hold arrays."""
-    try:
-        hash(model)
-    except TypeError:
-        return False
-    return True
 
 
 def _restore(this: Experiment, unit: str, model, state):

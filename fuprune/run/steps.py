@@ -112,7 +112,8 @@ class _Stopwatch:
     def start(self) -> None:
         self._since, self._compiling = time.monotonic(), machine.compiling_seconds()
 
-    def log(self) -> None:
+    def log(self, made: Any) -> None:
+        jax.block_until_ready(made)  # or its making would count as what follows
         seconds = time.monotonic() - self._since
         compiling = min(machine.compiling_seconds() - self._compiling, seconds)
         self._this.store.clock(
@@ -135,26 +136,13 @@ def _fine_tune(
 
     def tune(model, variables, data, key, objective=None) -> FitResult:
         objective = taught if objective is None else objective
-        # JAX computes asynchronously: the method's own work must be done before the
-        # watch is read, or it would count as training.
-        jax.block_until_ready(variables)
-        watch.log()
-        fit = train_unit(
-            this, name, model, variables, data, budget, key=key, objective=objective
-        )
+        watch.log(variables)
+        given = (model, variables, data, budget)
+        fit = train_unit(this, name, *given, key=key, objective=objective)
         watch.start()
         return fit
 
     return tune
-
-
-def _method_key(this: Experiment, seed: int) -> jax.Array:
-    """The key of every method with this seed.
-
-    All derive their fine-tuning's share of it alike (`recovery_key`), so that with one
-    seed they see the same cohorts and batches in the same order.
-    """
-    return jax.random.fold_in(key_for(this, "unlearn"), seed)
 
 
 def unlearn(this: Experiment, unit: UnlearnUnit) -> RunRecord:
@@ -188,7 +176,9 @@ def unlearn(this: Experiment, unit: UnlearnUnit) -> RunRecord:
             variables,
             this.federation.data,
             this.request,
-            key=_method_key(this, unit.seed),
+            # The same for every method with this seed, so that all see the same
+            # cohorts and batches in the same order.
+            key=jax.random.fold_in(key_for(this, "unlearn"), unit.seed),
             fine_tune=_fine_tune(this, name, how, watch, taught),
             **options,
         )
@@ -196,23 +186,20 @@ def unlearn(this: Experiment, unit: UnlearnUnit) -> RunRecord:
         logging.warning("%s stopped: %s", method, error)
         stopped = MethodRow(unit.name, method, unit.seed, error=str(error))
         return RunRecord(methods=[stopped])
-    jax.block_until_ready(result.variables)
-    watch.log()
+    watch.log(result.variables)
     if result.fit is None:
         # Nothing was trained, so that round 0 is all there is to its curve.
         this.store.drop_rows(name, after=-1)
         judged = make_judge(this, result.model)(result.variables)
         append_row(this, name, Record(0, judged))
     notes = results.to_plain(dict(result.notes))
-    if "share_of_retraining" in notes:
-        this.progress.note(
-            f"{unit.name}: clients trained on {notes['images']:,} images, "
-            f"{notes['share_of_retraining']:.3f} of a retraining's."
-        )
     stages = [
         measure(this, unit.name, stage) for stage in _save_stages(this, unit, result)
     ]
     cuts, privacy = notes.pop("cuts", []), notes.pop("privacy", {})
+    for cut in cuts:
+        cut["class_id"], cut["removed"] = cut.pop("class"), cut.pop("cut")
+        cut["layers"] = [LayerRow(**layer) for layer in cut.pop("plan")]
     row = MethodRow(
         unit.name,
         method,
@@ -224,7 +211,7 @@ def unlearn(this: Experiment, unit: UnlearnUnit) -> RunRecord:
         model_bytes=tree_bytes(result.variables),
         notes=notes,
     )
-    rows = {unit.name: [_cut_row(cut) for cut in cuts]} if cuts else {}
+    rows = {unit.name: [CutRow(**cut) for cut in cuts]} if cuts else {}
     return RunRecord(stages=stages, methods=[row], cuts=rows, privacy=privacy)
 
 
@@ -243,16 +230,6 @@ def _save_stages(
         last = "fine_tuned" if result.fit is not None else unit.method
         stages.append(Stage(last, result.model, result.variables))
     return stages
-
-
-def _cut_row(cut: dict[str, Any]) -> CutRow:
-    return CutRow(
-        cut["class"],
-        cut["scores"],
-        cut["channels"],
-        cut["cut"],
-        [LayerRow(**row) for row in cut["plan"]],
-    )
 
 
 def cut_of_channels(this: Experiment) -> CutRow | None:
@@ -275,13 +252,17 @@ def feature_maps(this: Experiment, cut: CutRow) -> RunRecord:
         target=this.classes[0],
         prepare=this.federation.prepare,
     )
-    if this.store.writes:
-        write_whole(
-            this.store.workdir / "feature_maps.npz",
-            lambda file: np.savez(file, allow_pickle=False, **chosen.arrays),
-        )
+    _write_arrays(this, "feature_maps.npz", chosen.arrays)
     row = FeatureMapsRow(chosen.layer, chosen.most, chosen.least)
     return RunRecord(feature_maps=row)
+
+
+def _write_arrays(this: Experiment, name: str, arrays: dict[str, Any]) -> None:
+    if this.store.writes:
+        write_whole(
+            this.store.workdir / name,
+            lambda file: np.savez(file, allow_pickle=False, **arrays),
+        )
 
 
 _PICTURES = 12
@@ -313,8 +294,5 @@ def pictures(this: Experiment) -> RunRecord:
             for model, variables in (this.raw, this.load(unit))
         )
         arrays = Pictures(images, labels[chosen], before, after)._asdict()
-        write_whole(
-            this.store.workdir / "pictures.npz",
-            lambda file: np.savez(file, allow_pickle=False, **arrays),
-        )
+        _write_arrays(this, "pictures.npz", arrays)
     return RunRecord(pictures=PicturesRow(unit))
