@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from fuprune.kernels import convolution, normalisation
-from tests.kernels.test_convolution import assert_close, layer, needs_onednn, random
+from tests.kernels.test_convolution import SMALL, assert_close, layer, needs_onednn
 from tests.kernels.test_normalisation import MASK, operands, scattered
 
 
@@ -18,7 +18,6 @@ def norm(kernel, mask=MASK, relu=True, stream=None):
 BATCH_NORMS = (normalisation.batch_norm, normalisation.batch_norm_in_jax)
 CONVOLUTIONS = (convolution.convolve, jax.lax.conv_general_dilated)
 PLACED = scattered(5, 6, 8)
-SMALL = (random("data", 3, 8, 8, 3), random("kernel", 3, 3, 3, 5))
 # Name -> (by kernels, by JAX, operands).
 OPERATIONS = {
     "convolution": (*map(layer, CONVOLUTIONS), SMALL),

@@ -206,73 +206,6 @@ class NNXNet(nnx.Module):
         return self.head(self.dropout(jnp.mean(x, axis=(1, 2))))
 
 
-class ImageNetBlock(nn.Module):
-    """The residual block of Flax's ImageNet example, in our words."""
-
-    filters: int
-    conv: Any
-    norm: Any
-    strides: tuple[int, int] = (1, 1)
-    bottleneck: bool = False
-
-    @nn.compact
-    def __call__(self, x):
-        residual = x
-        if self.bottleneck:
-            kernels = [(1, 1), (3, 3), (1, 1)]
-            widths = [self.filters, self.filters, 4 * self.filters]
-        else:
-            kernels, widths = [(3, 3), (3, 3)], [self.filters] * 2
-        strided = 1 if self.bottleneck else 0
-        y = x
-        for i, (kernel, width) in enumerate(zip(kernels, widths, strict=True)):
-            y = self.conv(width, kernel, self.strides if i == strided else (1, 1))(y)
-            last = i == len(kernels) - 1
-            start = nn.initializers.zeros if last else nn.initializers.ones
-            y = self.norm(scale_init=start)(y)
-            y = y if last else nn.relu(y)
-        if residual.shape != y.shape:
-            residual = self.conv(widths[-1], (1, 1), self.strides, name="conv_proj")(x)
-            residual = self.norm(name="norm_proj")(residual)
-        return nn.relu(residual + y)
-
-
-class ImageNetResNet(nn.Module):
-    """ResNet18 and ResNet50 as Flax's ImageNet example builds them."""
-
-    stages: tuple[int, ...]
-    bottleneck: bool
-    width: int = 64
-    num_classes: int = CLASSES
-
-    @nn.compact
-    def __call__(self, x, train: bool = True):
-        conv = partial(nn.Conv, use_bias=False)
-        norm = partial(
-            nn.BatchNorm, use_running_average=not train, momentum=0.9, epsilon=1e-5
-        )
-        x = conv(self.width, (7, 7), (2, 2), padding=[(3, 3), (3, 3)], name="init")(x)
-        x = nn.relu(norm(name="bn_init")(x))
-        x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
-        for i, blocks in enumerate(self.stages):
-            for j in range(blocks):
-                strides = (2, 2) if i > 0 and j == 0 else (1, 1)
-                x = ImageNetBlock(
-                    self.width * 2**i, conv, norm, strides, self.bottleneck
-                )(x)
-        return nn.Dense(self.num_classes)(jnp.mean(x, axis=(1, 2)))
-
-
-def resnet18(width: int = 64) -> ImageNetResNet:
-    """Flax's ImageNet ResNet18, or a narrower one."""
-    return ImageNetResNet((2, 2, 2, 2), False, width)
-
-
-def resnet50(width: int = 64) -> ImageNetResNet:
-    """Flax's ImageNet ResNet50, or a narrower one."""
-    return ImageNetResNet((3, 4, 6, 3), True, width)
-
-
 NETWORKS = {
     "projection_resnet": Case(
         ProjectionResNet, shallow=partial(ProjectionResNet, (8, 12))
@@ -284,10 +217,6 @@ NETWORKS = {
     # Attention and the stream stay whole: only patches and hidden units go.
     "vit": Case(ViT, dense=True, share=0.75, shallow=partial(ViT, blocks=1)),
     "nnx": Case(lambda: NNXNet(nnx.Rngs(0))),
-    "flax_resnet18": Case(
-        partial(resnet18, 4), shallow=partial(ImageNetResNet, (1, 1), False, 4)
-    ),
-    "flax_resnet50": Case(partial(resnet50, 4)),
 }
 
 

@@ -101,7 +101,7 @@ class Drawn(nn.Module):
                     )
                 case "pad":
                     x = jnp.pad(x, [(0, 0)] * 3 + [(1, 1)])
-                case "slice":
+                case "slice" if x.shape[-1] > 1:
                     x = x[..., 1:]
                 case "pool" if x.shape[1] > 1:
                     x = x[:, ::2, ::2]
@@ -197,6 +197,28 @@ class Shifted(nn.Module):
         return nn.Dense(4)(nn.LayerNorm()(x))
 
 
+class Gated(nn.Module):
+    """Squeeze and excite: the bias of a gate that stays whole meets dead channels."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Conv(8, (3, 3), name="a")(x))
+        squeezed = jnp.mean(x, axis=(1, 2), keepdims=True)
+        gate = nn.sigmoid(nn.Conv(8, (1, 1), name="gate")(squeezed))
+        return nn.Dense(4)(jnp.mean(x * gate, axis=(1, 2)))
+
+
+class Scaled(nn.Module):
+    """A dead channel has half the value of a parameter, and axes come and move."""
+
+    @nn.compact
+    def __call__(self, x):
+        scale = self.param("scale", nn.initializers.ones, ())
+        x = nn.relu(nn.sigmoid(nn.Conv(8, (3, 3), name="a")(x)) * scale)
+        x = jnp.moveaxis(x[:, None], -1, 1)
+        return nn.Dense(4)(jnp.mean(x, axis=(2, 3, 4)))
+
+
 HALF, OTHERS = np.arange(4), np.arange(2, 8)
 
 
@@ -207,6 +229,8 @@ HALF, OTHERS = np.arange(4), np.arange(2, 8)
         (Twice("softmax"), {"a": HALF}),
         (SharedBias(), {"a": HALF, "b": OTHERS}),
         *((Shifted(shape), {"a": HALF}) for shape in ((), (1,), (1, 1))),
+        *((Gated(), {"a": HALF, "gate": kept}) for kept in (np.arange(8), OTHERS)),
+        (Scaled(), {"a": HALF}),
     ],
     ids=str,
 )
@@ -216,11 +240,24 @@ def test_parameters_that_live_elsewhere_do_not_die_with_a_layer(module, keep):
     network = adapt(module)
     variables = networks.variables_of(network, (4, 4, 3))
     masked = surgery.mask(network, variables, PrunePlan(keep), example=IMAGES)
-    for name in ("token", "shared", "shift"):
+    for name in ("token", "shared", "shift", "scale"):
         if name in variables["params"]:
             np.testing.assert_array_equal(
                 masked["params"][name], variables["params"][name]
             )
+
+
+def test_a_dead_channel_with_the_value_of_a_parameter_has_its_gradient():
+    network, plan = adapt(Scaled()), PrunePlan({"a": HALF})
+    variables = networks.variables_of(network, (4, 4, 3))
+    slim, cut = surgery.compact(network, variables, plan, example=IMAGES)
+    masked = surgery.mask(network, variables, plan, example=IMAGES)
+    slopes = [
+        jax.grad(lambda v, net=net: jnp.sum(net.apply(v, IMAGES) ** 2))(v)
+        for net, v in ((slim, cut), (network, masked))
+    ]
+    first, second = (slope["params"]["scale"] for slope in slopes)
+    np.testing.assert_allclose(first, second, rtol=1e-5)
 
 
 class Table(nn.Module):

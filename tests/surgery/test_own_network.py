@@ -1,6 +1,7 @@
 """Other people's networks through the whole house: methods, and the audit."""
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,6 @@ from fuprune.audit import AuditData, AuditOptions
 from fuprune.audit.audit import audit
 from fuprune.data.federated import federate
 from fuprune.data.preprocess import to_float
-from fuprune.federated.train import FitResult
 from fuprune.models.adapt import adapt
 from fuprune.surgery import SlimNetwork
 from fuprune.unlearning.fed_eraser import Replay
@@ -84,7 +84,8 @@ def run(name, model, variables, data, num_classes, **more):
         variables = after.variables
     if name == "sisa":
         given |= {"train": train_slice, "train_rounds": 2, "shards": 2, "slices": 2}
-    options = {k: v for k, v in given.items() if k in METHODS[name].options}
+    taken = inspect.signature(METHODS[name]).parameters
+    options = {k: v for k, v in given.items() if k in taken}
     return METHODS[name](
         model,
         variables,
@@ -118,48 +119,6 @@ def small_federation(shape=(6, 6, 1), classes=4, number=24):
     return federate(fuprune.Dataset(images, labels), parts)
 
 
-def test_class_pruning_cuts_a_network_of_somebody_else_and_trains_it():
-    network, data = adapt(Plain()), small_federation()
-    variables = networks.variables_of(network, (6, 6, 1))
-    result = run("class_pruning", network, variables, data, 4)
-    assert isinstance(result.model, SlimNetwork)
-    images = jnp.zeros((2, 6, 6, 1))
-    logits = result.model.apply(result.variables, images, train=False)
-    assert logits.shape == (2, 4)
-    assert np.isfinite(logits).all()
-    # It keeps no statistics, and says so as Flax does.
-    trained, state = result.model.apply(
-        result.variables, images, train=True, mutable=[]
-    )
-    assert trained.shape == (2, 4) and not state
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("surgery", ["mask", "compact"])
-def test_both_surgeries_fine_tune_alike(surgery):
-    network, data = adapt(Plain()), small_federation()
-    variables = networks.variables_of(network, (6, 6, 1))
-    result = METHODS["class_pruning"](
-        network, variables, data, (1,), key=jax.random.key(0), fine_tune=make_fit(),
-        num_classes=4, rate=0.3, batch_size=8, surgery=surgery,
-    )  # fmt: skip
-    images = jnp.ones((2, 6, 6, 1))
-    logits = result.model.apply(result.variables, images, train=False)
-    assert np.isfinite(logits).all()
-
-
-CONTRACT = [
-    "projection_resnet",
-    "densenet",
-    "mobilenet",
-    "convnext",
-    "group_norm",
-    "vit",
-    "nnx",
-    "flax_resnet18",
-]
-
-
 def check_result(result, shape, classes):
     logits = result.model.apply(result.variables, jnp.zeros((2, *shape)), train=False)
     assert logits.shape == (2, classes)
@@ -170,43 +129,54 @@ def check_result(result, shape, classes):
 VARIANTS = ("prune_random", "prune_lowest", "prune_relabel", "retrain_short")
 
 
+SERVE_CLASSES = [name for name, one in METHODS.items() if "classes" in one.serves]
+
+
+def prepared(name):
+    """A network, its variables, its data, and its number of classes."""
+    if name == "plain":
+        network, shape, classes = adapt(Plain()), (6, 6, 1), 4
+    else:
+        network, classes = networks.adapted(name, shallow=True), networks.CLASSES
+        shape = networks.INPUT_SHAPE
+    data = small_federation(shape, classes)
+    return network, networks.variables_of(network, shape), data, classes
+
+
 @pytest.mark.parametrize(
-    "method",
+    ("name", "method"),
     [
-        pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name
-        for name, method in METHODS.items()
-        if "classes" in method.serves
+        pytest.param(
+            name,
+            method,
+            marks=[pytest.mark.slow] if name != "plain" or method in VARIANTS else [],
+        )
+        for name in ("plain", "mobilenet", "vit", "nnx")
+        for method in SERVE_CLASSES
     ],
 )
-def test_every_method_runs_on_a_network_of_somebody_else(method):
-    network, data = adapt(Plain()), small_federation()
-    variables = networks.variables_of(network, (6, 6, 1))
-    result = run(method, network, variables, data, 4)
-    check_result(result, (6, 6, 1), 4)
+def test_every_method_runs_on_a_network_of_somebody_else(name, method):
+    network, variables, data, classes = prepared(name)
+    result = run(method, network, variables, data, classes, dense=name == "vit")
+    check_result(result, data.images.shape[1:], classes)
     cuts = "prune" in METHODS[method].sections
     assert isinstance(result.model, SlimNetwork) == cuts
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize(
-    "method", [name for name, one in METHODS.items() if "classes" in one.serves]
+    ("name", "kinds"),
+    [
+        ("plain", "accuracy,probe"),
+        *(
+            pytest.param(name, "all", marks=pytest.mark.slow)
+            for name in ("mobilenet", "vit", "nnx")
+        ),
+    ],
 )
-@pytest.mark.parametrize("name", CONTRACT)
-def test_every_method_runs_on_every_network(name, method):
-    network = networks.adapted(name, shallow=True)
-    data = small_federation(networks.INPUT_SHAPE, networks.CLASSES, 20)
-    variables = networks.variables_of(network)
-    dense = networks.NETWORKS[name].dense
-    result = run(method, network, variables, data, networks.CLASSES, dense=dense)
-    check_result(result, networks.INPUT_SHAPE, networks.CLASSES)
-    cuts = "prune" in METHODS[method].sections
-    assert isinstance(result.model, SlimNetwork) == cuts
-
-
-def audited(network, variables, shape, classes, kinds):
-    """The report on a cut network, with two others as the retrained ones."""
-    data = small_federation(shape, classes, 24)
+def test_a_cut_network_of_somebody_else_is_audited(name, kinds):
+    """With others in place of the retrained ones."""
+    network, variables, data, classes = prepared(name)
+    shape = data.images.shape[1:]
     result = run("class_pruning", network, variables, data, classes, dense=True)
     generator = np.random.default_rng(1)
     labels = np.arange(40, dtype=np.int32) % classes
@@ -222,7 +192,7 @@ def audited(network, variables, shape, classes, kinds):
     options = AuditOptions(
         tests=kinds, batch_size=8, shadows=2, shadow_steps=2, relearn_steps=2
     )
-    return audit(
+    report = audit(
         {"cut": (result.model, result.variables)},
         others,
         (network, variables),
@@ -231,22 +201,6 @@ def audited(network, variables, shape, classes, kinds):
         jax.random.key(0),
         options=options,
     )
-
-
-def test_a_cut_network_of_somebody_else_is_audited():
-    network = adapt(Plain())
-    variables = networks.variables_of(network, (6, 6, 1))
-    report = audited(network, variables, (6, 6, 1), 4, "accuracy,probe")
-    assert report.candidates == ["cut"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_quickly")
-@pytest.mark.parametrize("name", CONTRACT)
-def test_every_kind_of_audit_takes_every_network(name):
-    network = networks.adapted(name, shallow=True)
-    variables = networks.variables_of(network)
-    report = audited(network, variables, networks.INPUT_SHAPE, networks.CLASSES, "all")
     assert report.candidates == ["cut"]
 
 
@@ -265,12 +219,6 @@ class Mixer(nn.Module):
         return nn.Dense(4, name="head")(x.mean(1))
 
 
-def unit_counts(result):
-    plan = result.notes["cuts"][0]["plan"]
-    return {row["layer"]: (row["channels_before"], row["channels_after"])
-            for row in plan}  # fmt: skip
-
-
 def test_units_of_dense_layers_are_cut_if_asked_for():
     network, data = adapt(Mixer()), small_federation()
     variables = networks.variables_of(network, (6, 6, 1))
@@ -279,7 +227,10 @@ def test_units_of_dense_layers_are_cut_if_asked_for():
     result = run(
         "class_pruning", network, variables, data, 4, dense=True, scope="layer"
     )
-    counts = unit_counts(result)
+    counts = {
+        row["layer"]: (row["channels_before"], row["channels_after"])
+        for row in result.notes["cuts"][0]["plan"]
+    }
     assert counts["hidden"] == (10, 7)
     cut = [pair for layer, pair in counts.items() if layer not in ("total", "head")]
     assert 0 < counts["total"][1] < counts["total"][0] <= sum(n for n, _ in cut)
@@ -287,25 +238,6 @@ def test_units_of_dense_layers_are_cut_if_asked_for():
     check_result(result, (6, 6, 1), 4)
     kernel = result.variables["params"]["hidden"]["kernel"]
     assert kernel.shape[1] == result.variables["params"]["out"]["kernel"].shape[0] == 7
-
-
-def test_hidden_units_of_a_vision_transformer_are_cut_if_asked_for():
-    network = networks.adapted("vit")
-    data = small_federation(networks.INPUT_SHAPE, networks.CLASSES, 20)
-    variables = networks.variables_of(network)
-    result = METHODS["class_pruning"](
-        network, variables, data, (1,), key=jax.random.key(0),
-        fine_tune=lambda model, variables, data, key: FitResult(
-            trainer_of(model).init(variables), [], None
-        ),
-        num_classes=networks.CLASSES, rate=0.3, scope="layer",
-        dense=True,
-    )  # fmt: skip
-    kernels = result.variables["params"]
-    hidden = round(48 * 0.7)
-    assert abs(kernels["Dense_0"]["kernel"].shape[1] - hidden) <= 1
-    assert kernels["Dense_1"]["kernel"].shape[0] == kernels["Dense_0"]["bias"].shape[0]
-    check_result(result, networks.INPUT_SHAPE, networks.CLASSES)
 
 
 @pytest.mark.slow

@@ -42,17 +42,6 @@ def test_plan_takes_the_share_it_is_asked_for(scope, order, expected):
     assert plan.spared == {"a": 0, "b": 0}
 
 
-def test_balanced_scope_does_not_favour_narrow_layers():
-    scores = {"narrow": np.full(4, 1 / 4), "wide": np.full(16, 1 / 16)}
-    scores["wide"][3] = 2 / 16
-    assert cut_of(surgery.make_plan(scores, 0.05), scores) == {
-        "narrow": [0],
-        "wide": [],
-    }
-    balanced = surgery.make_plan(scores, 0.05, scope="balanced")
-    assert cut_of(balanced, scores) == {"narrow": [], "wide": [3]}
-
-
 @pytest.mark.parametrize("order", ["highest", "lowest"])
 def test_ties_fall_to_the_earlier_layer_then_the_lower_channel(order):
     scores = {"z": jnp.zeros(3), "a": jnp.zeros(4)}
@@ -105,14 +94,6 @@ def test_every_plan_cuts_its_number_and_empties_no_layer(
         )
         left = np.concatenate([scores[layer][plan.keep[layer]] for layer in scores])
         assert not taken.size or min(taken) >= max(left)
-
-
-def test_narrow_layers_give_their_share_too():
-    """Ten layers of 16 owe 0.8 channels each at R = 0.05; none would be a control."""
-    scores = {f"layer{i}": np.arange(16.0) for i in range(10)}
-    plan = surgery.make_plan(scores, 0.05, scope="layer")
-    cut = [len(channels) for channels in cut_of(plan, scores).values()]
-    assert cut == [1] * 8 + [0] * 2
 
 
 def test_rate_that_rounds_below_a_whole_number_cuts_that_number():

@@ -10,15 +10,7 @@ from fuprune import surgery
 from fuprune.models.adapt import adapt
 from fuprune.surgery import PrunePlan
 from tests.surgery import networks
-from tests.surgery.networks import IMAGES, Small, bring, small_network
-
-
-def test_layers_are_found_and_the_output_is_not_among_them():
-    network, variables = small_network()
-    layers = surgery.trace_layers(network, variables, IMAGES)
-    assert list(layers) == ["first", "second"]
-    assert layers["first"].path == ("params", "first", "kernel")
-    assert layers["first"].channels == 6
+from tests.surgery.networks import IMAGES, bring, small_network
 
 
 class TwoKernels(nn.Module):
@@ -54,20 +46,6 @@ def test_every_kernel_of_a_module_is_a_layer():
     plan = PrunePlan({"block/narrow": np.array([0, 3])})
     rows = surgery.plan_report(network, plan, (8, 8, 3), variables=variables)
     assert [row.channels_after for row in rows] == [2, 6, 5, 8]
-
-
-def test_capture_gives_what_flax_captures():
-    network, variables = small_network()
-    captured = surgery.capture(network, variables, IMAGES)
-    _, state = Small().apply(
-        variables,
-        IMAGES,
-        capture_intermediates=lambda module, _: isinstance(module, nn.Conv),
-        mutable=["intermediates"],
-    )
-    for name, output in captured.items():
-        (expected,) = state["intermediates"][name]["__call__"]
-        np.testing.assert_allclose(output, expected, atol=1e-5)
 
 
 def test_capture_of_a_slim_network_has_its_channels():
@@ -152,17 +130,3 @@ def test_the_last_use_of_a_layer_is_what_is_seen_of_it(use_bias):
     head = {"params": variables["params"]["tied"]}
     logits = tied.apply(head, seen.features)
     np.testing.assert_allclose(logits, seen.head_logits, atol=1e-6)
-
-
-def test_hidden_units_before_a_flattened_map_are_offered():
-    def flat(variables, images):
-        params = variables["params"]
-        x = jnp.tanh(images @ params["hidden"]["kernel"])
-        x = x.reshape(x.shape[0], -1)
-        return x @ params["head"]["kernel"]
-
-    shapes = {"hidden": (3, 4), "head": (2 * 2 * 4, 5)}
-    params = {name: {"kernel": jnp.ones(shape)} for name, shape in shapes.items()}
-    images = np.zeros((2, 2, 2, 3), np.float32)
-    layers = surgery.trace_layers(flat, {"params": params}, images, dense=True)
-    assert list(layers) == ["hidden"]

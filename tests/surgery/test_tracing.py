@@ -110,7 +110,6 @@ def test_slim_network_equals_masked_network_and_trains_like_it(name):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("name", [n for n in networks.NETWORKS if n not in FAST])
 def test_every_slim_network_equals_masked_network_and_trains_like_it(name):
     """In double precision: norms of four numbers blow up what rounding does."""

@@ -78,11 +78,6 @@ def test_compacted_model_equals_masked_for_any_plan(name, seed, share, norm, sha
     check_evaluation(make_model(name, norm, shape), seed, share)
 
 
-@pytest.mark.parametrize("name", ["resnet20", "vgg11"])
-def test_compacted_model_equals_masked_with_group_norm(name):
-    check_evaluation(make_model(name, "group"), 3, 0.5)
-
-
 def test_flattened_map_of_several_pixels_is_cut_in_every_pixel():
     model = make_model("vgg11", shape=(64, 64, 1))
     assert drawing.shapes_of(model)["params"]["hidden"]["kernel"].shape[0] == 4 * 512
@@ -233,38 +228,3 @@ def test_plan_that_cuts_nothing_is_the_identity(cut):
             assert result[0] == model
             result = result[1]
         chex.assert_trees_all_equal(result, variables)
-
-
-def test_mask_leaves_the_parameters_it_was_given_alone():
-    model = small_model()
-    variables = drawing.variables_of(model)
-    before = jax.tree.map(np.array, variables)
-    plan = drawing.plan_for(model, 0)
-    surgery.mask(model, variables, plan)
-    surgery.compact(model, variables, plan)
-    chex.assert_trees_all_equal(variables, before)
-
-
-def test_masked_channel_has_neutral_statistics():
-    model = small_model()
-    plan = PrunePlan({"stem": np.array([0, 3])})
-    masked = surgery.mask(model, drawing.variables_of(model), plan)
-    norm = masked["batch_stats"]["stem"]["norm"]
-    dead = np.setdiff1d(np.arange(16), [0, 3])
-    assert np.all(norm["mean"][dead] == 0)
-    assert np.all(norm["var"][dead] == 1)
-    assert np.all(norm["mean"][np.array([0, 3])] != 0)
-
-
-def test_surgery_can_be_traced():
-    model = small_model()
-    variables = drawing.variables_of(model)
-    plan = drawing.plan_for(model, 6)
-    traced = jax.jit(
-        lambda v: (surgery.mask(model, v, plan), surgery.compact(model, v, plan)[1])
-    )(variables)
-    plain = (
-        surgery.mask(model, variables, plan),
-        surgery.compact(model, variables, plan)[1],
-    )
-    chex.assert_trees_all_equal(traced, plain)
