@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from fuprune import results
+from fuprune.audit.outputs import logits_of, prepare
 from fuprune.federated.objective import Objective
 from fuprune.federated.train import FitResult, Record
 from fuprune.files import write_whole
@@ -287,11 +288,12 @@ def pictures(this: Experiment) -> RunRecord:
     chosen = np.flatnonzero(asked)[:_PICTURES]
     images = np.asarray(shown.images)[chosen]
     if this.store.writes and len(images):
+        # By the program that the audit runs, too.
         before, after = (
-            np.asarray(
-                model.apply(variables, federation.prepare(None, images), train=False)
+            logits_of(
+                prepare(unit, model), images, lambda x: federation.prepare(None, x)
             ).argmax(axis=-1)
-            for model, variables in (this.raw, this.load(unit))
+            for model in (this.raw, this.load(unit))
         )
         arrays = Pictures(images, labels[chosen], before, after)._asdict()
         _write_arrays(this, "pictures.npz", arrays)
