@@ -95,7 +95,8 @@ def _saved(figure: Figure, kind: str, **options) -> bytes:
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
         # A name may have letters that the font lacks; it shows boxes for them.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure.savefig(stream, format=kind, bbox_inches="tight", **options)
+        figure.savefig(stream, format=kind, **options)
+        figure.set_layout_engine("none")  # the next file has the same places
     return stream.getvalue()
 
 
