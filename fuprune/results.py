@@ -46,14 +46,10 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Provenance:
+class Provenance(Start):
     """Everything needed to know, and repeat, what a run did; also in config.json."""
 
     config: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    commit: str = ""  # of the code; "" if unknown
-    command: list[str] = field(default_factory=list)
-    platform: str = ""  # such as "cpu, 2 device(s)"
     starts: list[Start] = field(default_factory=list)  # all of them, the first too
 
 
@@ -357,19 +353,13 @@ def _adapter(kind) -> pydantic.TypeAdapter:
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """The text of a run's file.
-
-    Raises:
-      MissingFileError: there is no such file.
-      FormatError: it is not text.
-    """
+    """The text of a run's file; without one, a MissingFileError."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise MissingFileError(f"{path} does not exist.") from None
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise FormatError(f"{path} does not parse ({reason}).") from None
+        raise FormatError(f"{path} does not parse ({error}).") from None
 
 
 def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
@@ -408,15 +398,14 @@ def read_curves(workdir: str | os.PathLike) -> list[CurveRow]:
     Values that are not numbers are left out: null, which stands for NaN or an infinity,
     and the list of rejected clients.
     """
-    path = Path(workdir) / "metrics.jsonl"
-    curves = []
-    for line, row in enumerate(read_rows(path), start=1):
-        phase, number = row.pop("phase", None), row.pop("round", None)
-        if not isinstance(phase, str) or not isinstance(number, int):
-            raise FormatError(f"line {line} of {path} has no phase or no round.")
-        values = {name: float(v) for name, v in row.items() if _is_number(v)}
-        curves.append(CurveRow(phase, number, values))
-    return curves
+    return [
+        CurveRow(
+            str(row.pop("phase", "")),
+            int(row.pop("round", 0)),
+            {name: float(value) for name, value in row.items() if _is_number(value)},
+        )
+        for row in read_rows(Path(workdir) / "metrics.jsonl")
+    ]
 
 
 def read_clocks(workdir: str | os.PathLike) -> dict[str, PhaseClock]:
@@ -424,9 +413,7 @@ def read_clocks(workdir: str | os.PathLike) -> dict[str, PhaseClock]:
     path = Path(workdir) / "timings.jsonl"
     clocks: dict[str, PhaseClock] = {}
     for row in read_rows(path) if path.exists() else []:
-        phase = row.get("phase")
-        if not isinstance(phase, str):
-            raise FormatError(f"{path} has a row without a phase.")
+        phase = str(row.get("phase"))
         clock = clocks.setdefault(phase, PhaseClock(0.0, []))
         if _is_number(row.get("own_seconds")):
             own, compiling = row["own_seconds"], row.get("compiling", 0.0)
@@ -441,16 +428,10 @@ def read_clocks(workdir: str | os.PathLike) -> dict[str, PhaseClock]:
 
 
 def read_arrays(path: str | os.PathLike, kind: Callable[..., Content]) -> Content:
-    """`FeatureMaps` or `Pictures` from their file.
-
-    Raises:
-      FormatError: the archive is broken or holds something else.
-    """
+    """`FeatureMaps` or `Pictures` from their file; a FormatError if it is broken."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            optional = kind._field_defaults  # type: ignore[attr-defined]
-            fields = {*kind._fields} - ({*optional} - {*arrays})  # type: ignore
-            return kind(**{name: arrays[name] for name in fields})
+            return kind(**dict(arrays))
     except Exception as error:  # NumPy's reader of headers raises many kinds
         raise FormatError(str(error) or type(error).__name__) from error
 
@@ -471,12 +452,11 @@ def read_run(
         )
     notes: list[str] = []
 
-    def read(
-        name: str, reader: Callable[[Path], Content], *, needed: bool = True
-    ) -> Content | None:
+    def read(name: str, reader: Callable[[Path], Any], *, needed: bool = False) -> Any:
+        path = directory / name
         try:
-            if (directory / name).is_file():
-                return reader(directory)
+            if path.is_file():
+                return reader(path)
             if needed:
                 notes.append(f"{name} is missing.")
         except (FupruneError, OSError) as error:
@@ -484,30 +464,23 @@ def read_run(
             notes.append(f"{name} does not parse: {reason[:300]}.")
         return None
 
-    def arrays(name: str, kind: Callable[..., Content]) -> Content | None:
-        return read(name, lambda at: read_arrays(at / name, kind), needed=False)
-
-    found = read("results.json", read_record)
+    found = read("results.json", lambda _: read_record(directory), needed=True)
     if found is None:
-        found = empty_record(read("config.json", read_provenance) or Provenance())
-    curves = read("metrics.jsonl", read_curves) or []
-    clocks = read("timings.jsonl", read_clocks, needed=False) or {}
+        made_by = read("config.json", lambda _: read_provenance(directory), needed=True)
+        found = empty_record(made_by or Provenance())
+    curves = read("metrics.jsonl", lambda _: read_curves(directory), needed=True) or []
+    clocks = read("timings.jsonl", lambda _: read_clocks(directory)) or {}
     audit = None
     if read_audit is not None:
-        parse = read_audit
-        audit = read(
-            "audit.json",
-            lambda at: parse(read_text(at / "audit.json")),
-            needed=False,
-        )
+        audit = read("audit.json", lambda path: read_audit(read_text(path)))
     return Run(
         directory.resolve().name,
         with_costs(found, curves, clocks),
         curves,
         clocks,
         audit,
-        arrays("feature_maps.npz", FeatureMaps),
-        arrays("pictures.npz", Pictures),
+        read("feature_maps.npz", lambda path: read_arrays(path, FeatureMaps)),
+        read("pictures.npz", lambda path: read_arrays(path, Pictures)),
         tuple(notes),
     )
 
@@ -527,9 +500,7 @@ def _share(value: float | None) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # A NaN or an infinity fails the comparison.
-    return is_number and abs(value) < 1e300
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 # Questions to a record.
@@ -646,40 +617,30 @@ def with_costs(
     for row in curves:
         by_unit[row.phase.removeprefix("unlearn/")].append(row)
     targets = {**record.targets}
-    retrained = next(iter(rows_of(record, RETRAIN)), None)
-    if retrained is not None:
+    for retrained in rows_of(record, RETRAIN)[:1]:
         judged = known(r.judged("r_accuracy") for r in by_unit[retrained.name])
-        if judged:
-            targets["retrained"] = judged[-1]
+        targets |= {"retrained": judged[-1]} if judged else {}
     rows = []
     for row in record.methods:
         curve = by_unit[row.name]
         clock = clocks.get(f"unlearn/{row.name}", PhaseClock(0.0, []))
         is_known = row.crossings or row.times != Times()
         if curve and not row.error and not is_known:
-            reached = (
-                _crossing(name, targets.get(name), row, curve, clock)
-                for name in TARGETS
-            )
             row = dataclasses.replace(
                 row,
                 images=_images(row, curve, row.rounds),
                 times=Times(round(clock.own, 3), round(clock.training, 3)),
-                crossings=[one for one in reached if one is not None],
+                crossings=[
+                    _crossing(name, targets[name], row, curve, clock)
+                    for name in TARGETS
+                    if targets.get(name) is not None
+                ],
             )
         rows.append(row)
     return dataclasses.replace(record, methods=rows)
 
 
-def _crossing(
-    name: str,
-    target: float | None,
-    row: MethodRow,
-    curve: Sequence[CurveRow],
-    clock: PhaseClock,
-) -> Crossing | None:
-    if target is None:
-        return None
+def _crossing(name: str, target, row: MethodRow, curve, clock: PhaseClock) -> Crossing:
     for point in curve:
         accuracy, number = point.judged("r_accuracy"), point.round_number
         if accuracy is not None and accuracy >= target:

@@ -41,6 +41,11 @@ Name = Annotated[str, pydantic.StringConstraints(pattern="^[ -~]{1,150}$")]
 NAMED = ("classes", "clients", "examples", "hashes")
 
 
+Numbers = tuple[pydantic.NonNegativeInt, ...]
+Name = Annotated[str, pydantic.StringConstraints(pattern="^[ -~]{1,150}$")]
+NAMED = ("classes", "clients", "examples", "hashes")
+
+
 class Order(NamedTuple):
     """A forget order as a client is told it: what is not to be used from now on."""
 

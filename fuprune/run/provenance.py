@@ -36,7 +36,7 @@ def of_this_start(config, command: Sequence[str]) -> Provenance:
         f"{jax.default_backend()}, {jax.device_count()} device(s)",
     )
     values = configuration.to_json(config)
-    return Provenance(values, **dataclasses.asdict(start), starts=[start])
+    return Provenance(**vars(start), config=values, starts=[start])
 
 
 def of_run(config, store: Store, command: Sequence[str]) -> Provenance:

@@ -107,7 +107,7 @@ def make_record(
                 stages.append(stage_row(*pruned, classes, size))
         stages.append(stage_row(name, "fine_tuned", u, r + shift, classes, size))
     return RunRecord(
-        provenance=Provenance(config, {"jax": "0.10"}, "c" * 40, command, "cpu"),
+        provenance=Provenance({"jax": "0.10"}, "c" * 40, command, "cpu", config),
         dataset=dataset,
         model={"name": model},
         classes=list(classes),

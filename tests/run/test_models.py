@@ -20,7 +20,7 @@ from tests.settings import quickstart
 def run(tmp_path):
     """A run's workdir with two retrained models, and a config that refers to it."""
     config = quickstart()
-    record = Provenance(configuration.to_json(config), {}, "", [], "cpu")
+    record = Provenance(config=configuration.to_json(config))
     (tmp_path / "config.json").write_text(results.dumps(record))
     for name in ("raw", "retrain", "retrain_seed2", "retrain_short"):
         (tmp_path / "models" / name).mkdir(parents=True)
