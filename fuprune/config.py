@@ -52,13 +52,9 @@ OneOrMore = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Clients = Annotated[int, Field(ge=1, le=10_000_000)]
 ClientsOrNone = Annotated[int, Field(ge=0, le=10_000_000)]
 Models = Annotated[int, Field(ge=1, le=1000)]
-Batch = Annotated[int, Field(ge=1, le=65_536)]
-Steps = Annotated[int, Field(ge=1, le=1_000_000)]
 Seconds = Annotated[int, Field(ge=1, le=86_400)]
-Bytes = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
-InsideOne = Annotated[float, Field(gt=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1000)]
@@ -403,11 +399,7 @@ def unknown_key(name: str) -> ConfigError:
 
 
 def place(config: Config, name: str) -> tuple[Any, str]:
-    """Returns the section that holds a key, and the key's name in it.
-
-    Raises:
-      ConfigError: there is no such key.
-    """
+    """Returns the section that holds a key, and the key's name in it."""
     if name not in KEYS:
         raise unknown_key(name)
     section, _, leaf = name.rpartition(".")
@@ -415,11 +407,7 @@ def place(config: Config, name: str) -> tuple[Any, str]:
 
 
 def update(config: Config, values: Mapping[str, Any]) -> None:
-    """Sets keys by their dotted names.
-
-    Raises:
-      ConfigError: there is no such key, or a value is not allowed.
-    """
+    """Sets keys by their dotted names."""
     for name, value in values.items():
         section, leaf = place(config, name)
         setattr(section, leaf, value)
@@ -448,9 +436,6 @@ def request_kind(config: Config) -> str:
     """Returns what is to be forgotten: `classes`, `clients` or `examples`.
 
     The default of `unlearn.classes` gives way to the other two.
-
-    Raises:
-      ConfigError: nothing or several kinds are named.
     """
     unlearn = config.unlearn
     kinds = [k for k in ("classes", "clients", "examples") if getattr(unlearn, k) != ""]
@@ -474,9 +459,6 @@ def methods(config: Config) -> tuple[str, ...]:
 
     Where others fall away, retraining and controls alone would leave nothing to judge:
     then comes `fed_eraser` if rounds are kept, else `sisa`.
-
-    Raises:
-      ConfigError: none serves it.
     """
     unlearn, kind = config.unlearn, request_kind(config)
     named = read(config, "unlearn.method" if unlearn.method else "unlearn.methods")
@@ -507,7 +489,7 @@ def validate(config: Config) -> None:
             f"the configuration is a {type(config).__name__}; allowed: that of "
             "fuprune.config.default(), with values changed."
         )
-    train, tuning, privacy = config.train, config.fine_tune, config.privacy
+    train, privacy = config.train, config.privacy
     kind, averages = request_kind(config), train.algorithm == "fed_avg"
     private = privacy.secure_sum or privacy.epsilon
     cuts = any("prune" in METHODS[name].sections for name in methods(config))
@@ -528,16 +510,6 @@ def validate(config: Config) -> None:
             "0 with fed_sgd, whose clients take no steps of their own",
         ),
         (
-            _warms_up_too_long(train),
-            "train.warmup_rounds",
-            f"less than train.rounds, which is {train.rounds}",
-        ),
-        (
-            _warms_up_too_long(tuning),
-            "fine_tune.warmup_rounds",
-            f"less than fine_tune.rounds, which is {tuning.rounds}",
-        ),
-        (
             kind == "classes" and config.audit.backdoor,
             "audit.backdoor",
             "0 for classes (it is planted in clients' or single images)",
@@ -551,11 +523,6 @@ def validate(config: Config) -> None:
             cuts and privacy.epsilon and config.prune.rate == "auto",
             "prune.rate",
             "a number with privacy.epsilon, which covers no answers to cuts",
-        ),
-        (
-            config.partition.kind == "file" and not config.partition.file,
-            "partition.file",
-            "a text file with a line of image numbers per client, for kind=file",
         ),
     ):
         if wrong:
@@ -584,11 +551,6 @@ def _keeps_enough(config: Config, name: str) -> bool:
     return interval == 1 if method.needs_every_round else interval > 0
 
 
-def _warms_up_too_long(part: Train | FineTune) -> bool:
-    warms_up = part.schedule == "warmup_cosine"
-    return warms_up and part.warmup_rounds >= max(part.rounds, 1)
-
-
 def _refusal(config: Config, name: str, rest: str) -> ConfigError:
     return ConfigError(f"{name} is {quoted(read(config, name))}; allowed: {rest}.")
 
@@ -598,10 +560,7 @@ def check_counts(
 ) -> None:
     """Raises `ConfigError` if more clients or classes are named than there are.
 
-    Args:
-      config: to check.
-      num_clients: of the partition; None as long as it is not known.
-      num_classes: of the dataset; None as long as it is not known.
+    A number is None as long as it is not known.
     """
     if num_clients is not None:
         names = ["train.cohort", "unlearn.participants", "prune.capture_clients"]
@@ -615,20 +574,14 @@ def check_counts(
                     f"unlearn.clients names client {client}; allowed: 0 to "
                     f"{num_clients - 1}."
                 )
-    if num_classes is not None:
-        dataset, partition = config.data.name, config.partition
-        if request_kind(config) == "classes":
-            check_classes(
-                classes(config),
-                num_classes,
-                name="unlearn.classes",
-                dataset=dataset,
-                error=ConfigError,
-            )
-        limited = partition.kind == "pathological"
-        if limited and partition.classes_per_client > num_classes:
-            rest = f"at most {num_classes}, the classes of {dataset}"
-            raise _refusal(config, "partition.classes_per_client", rest)
+    if num_classes is not None and request_kind(config) == "classes":
+        check_classes(
+            classes(config),
+            num_classes,
+            name="unlearn.classes",
+            dataset=config.data.name,
+            error=ConfigError,
+        )
 
 
 def to_json(config: Config) -> dict[str, Any]:
@@ -642,14 +595,7 @@ def from_json(values: Mapping[str, Any]) -> Config:
 
     A key that it lacks takes its default; one that this version lacks is ignored, and
     so is a client axis that it lacks, which changed no result.
-
-    Raises:
-      ConfigError: a value is not allowed.
     """
-    if not isinstance(values, Mapping):
-        raise ConfigError(
-            f"the stored configuration is {quoted(values)}; allowed: a dictionary."
-        )
     config, leaves = default(), flatten(values)
     if leaves.get("runtime.backend") == "wide":
         del leaves["runtime.backend"]
@@ -697,9 +643,6 @@ def load_config(
 
     Returns:
       A name for the run, and the config.
-
-    Raises:
-      FupruneError: there is no such file, it fails, or a key or value is not allowed.
     """
     name, colon, argument = text.partition(":")
     shipped = shipped_configs()
@@ -714,12 +657,10 @@ def load_config(
         config = from_json(results.read_provenance(path.parent).config)
         _override(config, overrides or {})
         return path.absolute().parent.name, config
-    spec = importlib.util.spec_from_file_location("fuprune_run_config", path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"the config file {name!r} is not a Python file (.py).")
-    module = importlib.util.module_from_spec(spec)
     arguments = [argument] if colon else []
     try:
+        spec: Any = importlib.util.spec_from_file_location("fuprune_run_config", path)
+        module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         config = module.get_config(*arguments)
     except FupruneError:
@@ -730,9 +671,8 @@ def load_config(
         ) from error
     if isinstance(config, Config):  # `validate` refuses anything else
         _override(config, overrides or {})
-        getattr(module, "finish", lambda config, keys: None)(
-            config, set(overrides or ())
-        )
+        if hasattr(module, "finish"):
+            module.finish(config, set(overrides or ()))
     return "_".join([path.stem, *arguments]), config
 
 

@@ -1,7 +1,6 @@
 """Saved models from elsewhere: one to start from, and those that the audit reads.
 
-What `model.load`, `audit.reference` and `audit.models` name is loaded before anything
-is trained: a mistake in it must not cost the training.
+They are loaded before anything is trained: a mistake must not cost the training.
 """
 
 import dataclasses
@@ -15,7 +14,7 @@ from fuprune import results
 from fuprune.audit.audit import is_reserved
 from fuprune.config import ConfigError
 from fuprune.errors import FupruneError
-from fuprune.run import build, checkpoint
+from fuprune.run import build
 from fuprune.run.build import Model, Setup
 from fuprune.run.store import Store
 
@@ -31,11 +30,7 @@ class Elsewhere(NamedTuple):
 def from_elsewhere(
     setup: Setup, model, units: Sequence[build.UnlearnUnit], store: Store
 ) -> Elsewhere:
-    """Loads what the steps that are left need; `model` is the run's own network.
-
-    Raises:
-      ConfigError: a model is missing, is for other data, or has a name that is taken.
-    """
+    """Loads what the steps that are left need; `model` is the run's own network."""
     config = setup.config
 
     def load(key: str, path) -> Model:
@@ -63,11 +58,7 @@ def from_elsewhere(
 
 
 def check_fit(key: str, path, model, wanted) -> None:
-    """Refuses a saved model for other classes or images than the run's.
-
-    Raises:
-      ConfigError: it says what the model is for, and what was wanted.
-    """
+    """Refuses a saved model for other classes or images than the run's."""
     form, ours = ((m.num_classes, m.input_shape) for m in (model, wanted))
     if form != ours:
         raise ConfigError(
@@ -78,11 +69,7 @@ def check_fit(key: str, path, model, wanted) -> None:
 
 
 def further_models(config) -> dict[str, Path]:
-    """The saved models that audit.models names, by the name they get in the audit.
-
-    Raises:
-      ConfigError: if it is no list of `name=place`, or there is no model in a place.
-    """
+    """The saved models that audit.models names, by the name they get in the audit."""
     found: dict[str, Path] = {}
     for part in filter(None, config.audit.models.split(",")):
         name, _, place = part.partition("=")
@@ -92,25 +79,12 @@ def further_models(config) -> dict[str, Path]:
                 "commas between and each name once, such as "
                 "balanced=runs/b/models/class_pruning."
             )
-        if not checkpoint.model_file(place).is_file():
-            raise ConfigError(
-                f"audit.models names {place!r}, where there is no saved model; give a "
-                f"folder with {checkpoint.MODEL_FILE}, such as runs/b/models/retrain, "
-                "or such a file."
-            )
         found[name] = Path(place)
     return found
 
 
 def retrained_models(config) -> list[Path]:
-    """The saved retrained models of the runs that audit.reference names, if any.
-
-    They are in a run's workdir, or among published results.
-
-    Raises:
-      ConfigError: if one is no run, forgets other classes or has other data, or has no
-        retrained model.
-    """
+    """The saved retrained models of the runs that audit.reference names."""
     found: list[Path] = []
     for place in filter(None, config.audit.reference.split(",")):
         try:

@@ -7,7 +7,6 @@ audit or a method, replaces the first start's config and command.
 
 import dataclasses
 import platform
-import shutil
 import subprocess
 from collections.abc import Sequence
 from importlib import metadata
@@ -19,7 +18,7 @@ import jax
 from fuprune import __version__, results
 from fuprune import config as configuration
 from fuprune.config import ConfigError
-from fuprune.results import FormatError, Provenance, Start
+from fuprune.results import Provenance, Start
 from fuprune.run.build import unlearn_units
 from fuprune.run.store import Store
 
@@ -61,18 +60,13 @@ def of_run(config, store: Store, command: Sequence[str]) -> Provenance:
 def refuse_other_config(store: Store, config: Any) -> bool:
     """Whether the config adds methods or seeds to the run that the workdir holds.
 
-    As long as there is no audit, what only the audit reads may change, too.
-
-    Raises:
-      ConfigError: any other key has another value.
+    As long as there is no audit, what only the audit reads may change, too; any other
+    key with another value is a ConfigError.
     """
     workdir = store.workdir
     if not (workdir / "config.json").exists():
         return False
-    try:
-        stored = results.read_provenance(workdir).config
-    except FormatError as error:
-        raise FormatError(f"{error}; choose another --workdir.") from None
+    stored = results.read_provenance(workdir).config
     keys = configuration.difference(stored, configuration.to_json(config))
     if not store.is_finished("audit"):
         keys = [key for key in keys if not configuration.is_of_audit_alone(key)]
@@ -99,17 +93,8 @@ _UNITS += ("unlearn.retrain_first", "fine_tune.seeds", "fine_tune.seeded")
 
 def _commit() -> str:
     """Of the code; "" if git does not know."""
-    git = shutil.which("git")
-    if git is None:
-        return ""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
-        answer = subprocess.run(
-            [git, "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except OSError:
         return ""
-    return answer.stdout.strip()

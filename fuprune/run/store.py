@@ -22,7 +22,7 @@ from fuprune import results
 from fuprune.errors import FupruneError
 from fuprune.federated.train import Record
 from fuprune.files import write_whole
-from fuprune.results import FormatError, RunRecord, Times
+from fuprune.results import RunRecord, Times
 from fuprune.run import processes
 
 
@@ -44,8 +44,6 @@ class Store:
             found = results.read_record(self.workdir)
         except FileNotFoundError:
             return RunRecord()
-        except FormatError as error:
-            raise FormatError(f"{error}; choose another --workdir.") from None
         bare: dict[str, Any] = dict(images=0, times=Times(), crossings=[])
         methods = [dataclasses.replace(row, **bare) for row in found.methods]
         return dataclasses.replace(found, methods=methods)
@@ -122,11 +120,11 @@ class Store:
         path = self.workdir / "metrics.jsonl"
         if not self.writes:
             return
-        lines = path.read_text("utf-8").split("\n")[:-1]
+        lines = path.read_text("utf-8").splitlines(keepends=True)
         rows = zip(lines, map(json.loads, lines), strict=True)
         kept = [x for x, row in rows if row["phase"] != unit or row["round"] <= after]
         if kept != lines:
-            write_whole(path, "".join(f"{line}\n" for line in kept))
+            write_whole(path, "".join(kept))
 
     def open_logs(self) -> None:
         """Makes the logs, or drops a last line that a kill left without its end."""
@@ -154,11 +152,7 @@ def seed_of(unit: str) -> int:
 def lock_workdir(workdir: str | os.PathLike) -> Iterator[None]:
     """Keeps a second run out of a workdir while the block lasts.
 
-    The lock is the kernel's and ends with the process, so that a dead run leaves
-    nothing to clear away.
-
-    Raises:
-      WorkdirBusyError: another run holds it; the message says which.
+    The lock is the kernel's and ends with the process.
     """
     with open(Path(workdir) / ".lock", "a+") as file:
         try:
@@ -170,11 +164,7 @@ def lock_workdir(workdir: str | os.PathLike) -> Iterator[None]:
                 f"the workdir {workdir} is in use by {holder}; wait for it to end or "
                 "choose another --workdir."
             ) from error
-        # Who holds it, for the message above.
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
-        try:
-            yield
-        finally:
-            file.truncate(0)
+        yield

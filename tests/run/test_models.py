@@ -106,7 +106,7 @@ def check(config, model, workdir):
 def test_folders_without_models_and_taken_names_are_refused(saved, tmp_path):
     config = quickstart()
     config.audit.models = f"a={saved.parent}"
-    with pytest.raises(ConfigError, match="there is no saved model"):
+    with pytest.raises(FileNotFoundError, match="there is no saved model"):
         check(config, network(), tmp_path)
     for name in ("raw", "retrained", "retrained_1", "class_pruning"):
         config.audit.models = f"{name}={saved}"

@@ -101,7 +101,7 @@ def test_results_are_the_union_of_units_and_a_finished_one_is_not_done_again(tmp
         again.do(unit, pytest.fail)
     assert not again.is_finished("audit") and not again.is_finished("feature_maps")
     (tmp_path / "results.json").write_text('{"stages": 3}')
-    with pytest.raises(FormatError, match="stages is 3: .*; choose another --workdir"):
+    with pytest.raises(FormatError, match="stages is 3: "):
         Store(tmp_path)
 
 
