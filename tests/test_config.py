@@ -59,14 +59,11 @@ REFUSED = {
         "model.name": "resnet18"
     },
     "data.name is '../x'": {"data.name": "../x"},
-    "npz:PATH, folder:PATH, hf:NAME.": {"data.name": "npz:"},
     "partition.bias is 1.5; allowed: less than or equal to 1.": {"partition.bias": 1.5},
     "train.rounds is 1.5; allowed: a valid integer.": {"train.rounds": 1.5},
     "train.momentum is 1.0; allowed: less than 1.": {"train.momentum": 1.0},
     "allowed: 0 to 1, or -1.": {"fine_tune.target_accuracy": -0.5},
-    ", or package.module:factory.": {"model.name": "my net:make"},
     "'retrian' (did you mean retrain?); allowed": {"unlearn.methods": "retrian"},
-    "unlearn.method names 'zzz'; allowed": {"unlearn.method": "zzz"},
     "phases names 'adit' (did you mean audit?)": {"phases": "pretrain,adit"},
     "audit.tests names '7'; allowed: all, or some of accu": {"audit.tests": 7},
     "unlearn.classes is (1, 1); allowed: class num": {"unlearn.classes": (1, 1)},
@@ -77,15 +74,10 @@ REFUSED = {
     "1 or more with fed_avg": {"train.algorithm": "fed_avg", "train.batch_size": 0},
     "train.local_steps is 5; allowed: 0 with fed_sgd,": {"train.local_steps": 5},
     "at most train.cohort, which is 25.": {"train.min_participants": 26},
-    "prune.capture_clients is 101; allowed": {"prune.capture_clients": 101},
     "unlearn.participants is 101; allowed: at": {"unlearn.participants": 101},
     "prune.weighting is 'clients'; allowed: examples with privacy": {
         "prune.weighting": "clients",
         "privacy.epsilon": 1.0,
-    },
-    "is 'clients'; allowed: ex": {
-        "prune.weighting": "clients",
-        "privacy.secure_sum": True,
     },
     "prune.rate is 'auto'; allowed: a number with privacy.epsilon": {
         "prune.rate": "auto",
@@ -93,13 +85,9 @@ REFUSED = {
     },
     "names class 10; allowed: 0 to 9, the classes of": {"unlearn.classes": 10},
     "names class -1; allowed: 0 to 9": {"unlearn.classes": "-1"},
-    "names all 10 classes of cifar10": {"unlearn.classes": tuple(range(10))},
     "names amnesiac while train.history_interval is 2; allowed: 1 (": {
         "unlearn.methods": "amnesiac",
         "train.history_interval": 2,
-    },
-    "names fed_eraser while train.history_interval is 0; allowed: 1 or": {
-        "unlearn.methods": "fed_eraser"
     },
     "audit.backdoor is 0.5; allowed: 0 for classes": {"audit.backdoor": 0.5},
     "names class_pruning, which serves other requests, while unlearn.clients": {
@@ -107,14 +95,9 @@ REFUSED = {
         "unlearn.method": "class_pruning",
     },
     "unlearn.clients names client 100; allowed: 0 to 99": {"unlearn.clients": "100"},
-    "unlearn.clients is '3,3'; allowed: client num": {"unlearn.clients": "3,3"},
     "unlearn.clients and unlearn.examples are both given; allowed: one kind": {
         "unlearn.clients": "3",
         "unlearn.examples": "a.txt",
-    },
-    "unlearn.classes and unlearn.clients are both given": {
-        "unlearn.clients": "3",
-        "unlearn.classes": 8,
     },
     "are all empty; allowed: one of them": {"unlearn.classes": ""},
 }
@@ -157,9 +140,6 @@ def test_names_known_here_are_those_of_the_library():
     ("key", "suggestion"),
     [
         ("trian.rounds", "did you mean train.rounds?"),
-        ("train.learnin_rate", "did you mean train.learning_rate?"),
-        ("cohort", "did you mean train.cohort?"),
-        ("unlearn.class", "did you mean unlearn.classes?"),
         ("train", "train is a group of keys; allowed: train.algorithm, "),
         ("xyz", "allowed: seed, phases, data, "),
         ("model.\x1b[31mé", "unknown key 'model.\\x1b[31m\\xe9'"),
@@ -280,15 +260,12 @@ CONTROLLED = "class_pruning,retrain,mask_logit,fine_tune_only"
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"unlearn__methods": "fisher,retrain"}, "fisher,retrain"),
         ({"unlearn__methods": ("fisher", "fisher")}, "fisher"),
         ({"unlearn__method": "ascent"}, "ascent"),
         ({"unlearn__methods": CONTROLLED}, CONTROLLED),
         # Those that serve classes give way to a request of clients or examples.
         ({"unlearn__clients": "3"}, "retrain,sisa"),
-        ({"unlearn__examples": "a.txt"}, "retrain,sisa"),
         ({"unlearn__clients": "3", "sisa__shards": 101}, "retrain"),
-        ({"unlearn__clients": "3", "unlearn__methods": "retrain"}, "retrain"),
         (
             {"unlearn__clients": "3", "unlearn__methods": "class_pruning,fisher"},
             "fisher",

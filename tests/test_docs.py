@@ -111,11 +111,6 @@ def test_pages_hold_the_published_numbers(repository, monkeypatch):
     assert found == {len(data["rates"])}
 
 
-def test_the_readme_is_short(repository):
-    lines = (repository / "README.md").read_text().splitlines()
-    assert len(lines) <= 110 and lines.index("<!-- end of the first screen -->") < 40
-
-
 def test_functions_named_in_the_paper_map_exist(repository):
     """Every function of the map can be imported; every test it names is there."""
     text = (repository / "docs" / "paper_map.md").read_text()

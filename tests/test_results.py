@@ -154,37 +154,9 @@ def test_a_published_record_with_a_field_more_or_less_reads(repository, tmp_path
             place[field] = value
 
 
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [
-        (True, int),
-        (True, float),
-        (1, bool),
-        ("1", float),
-        (1.5, int),
-        (None, str),
-        ({}, list[int]),
-        ([], dict[str, int]),
-        ([1, "a"], list[int]),
-    ],
-)
-def test_a_value_of_another_type_is_one_sentence(value, kind):
-    with pytest.raises(results.FormatError, match="^it.* is .*: .*") as caught:
-        results.from_plain(value, kind, "it")
-    assert "\n" not in str(caught.value)
-
-
 def test_arrays_and_what_is_not_finite_become_plain():
     value = {"a": np.arange(2), "b": (math.nan, np.float32(1)), 3: math.inf}
     assert results.to_plain(value) == {"a": [0, 1], "b": [None, 1.0], "3": None}
-
-
-@pytest.mark.parametrize("line", ["nonsense", "[1]", '"text"', "[" * 100_000])
-def test_a_line_that_is_no_object_is_an_error_naming_it(tmp_path, line):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"round": 1}\n' + line + "\n")
-    with pytest.raises(FupruneError, match="line 2 of .*"):
-        results.read_rows(path)
 
 
 def test_curves_and_clocks_leave_out_what_is_no_number(tmp_path):

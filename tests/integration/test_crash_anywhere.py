@@ -1,19 +1,16 @@
-"""Twenty kills -9 of a quickstart-sized run, in every phase and in the midst of saves.
+"""A dozen kills -9 of a quickstart-sized run, in every phase and in the midst of saves.
 
 Each start dies inside a call that is chosen by phase, after a random part of a second
 (see `dying`), so that no kill misses. Slow: every start pays for imports and for
 programs read from the compilation cache.
 """
 
-import collections
-import json
 import random
 import signal
-import time
 
 import pytest
 
-from tests.integration.command import finish, remains, rows, start
+from tests.integration.command import finish, remains, start
 
 QUICKSTART = (
     "--config.train.rounds=6",
@@ -39,21 +36,14 @@ KILLS = (
     ("training", ROUND, 2, 0.0),
     ("save", SAVE, 1, 0.2),
     ("save", COMMIT, 1, 0.0),
-    ("training", ROUND, 5, 0.0),
     ("training", ROUND, 1, 0.0),
-    ("save", SAVE, 2, 0.2),
     ("save", MODEL, 1, 0.01),
-    ("capture", CAPTURE, 1, 0.1),
     ("capture", CAPTURE, 1, 2.0),
     ("surgery", SURGERY, 1, 0.0),
-    ("surgery", SURGERY, 1, 0.1),
     ("fine-tune", ROUND, 1, 0.0),
     ("save", SAVE, 1, 0.2),
-    ("fine-tune", ROUND, 5, 0.0),
     ("save", MODEL, 2, 0.01),
-    ("audit", AUDIT, 1, 1.0),
     ("audit", AUDIT, 1, 10.0),
-    ("report", REPORT, 1, 0.05),
     ("report", REPORT, 1, 0.5),
 )
 
@@ -69,38 +59,20 @@ def everything(workdir):
 
 
 @pytest.mark.slow
-def test_twenty_kills_leave_no_trace(tmp_path):
+def test_a_dozen_kills_leave_no_trace(tmp_path):
     """Parameters, metrics, audit and tables are those of an undisturbed run."""
-    begin = time.monotonic()
     calm, storm = tmp_path / "calm", tmp_path / "storm"
     calm.mkdir()
     storm.mkdir()
     finish(calm, small=QUICKSTART, timeout=3000)
-    calm_seconds = time.monotonic() - begin
     generator = random.Random(0)
-    killed, figures = collections.Counter(), []
     for phase, call, number, longest in KILLS:
         delay = generator.uniform(0.0, longest)
         dying = ("tests.integration.dying", call, str(number), f"{delay:.3f}")
         code = start(storm, small=QUICKSTART, module=dying).wait(1500)
         log = (tmp_path / "storm.log").read_text()
         assert code == -signal.SIGKILL, (phase, call, log[-3000:])
-        killed[phase] += 1
-        figures.append((phase, call.split(":")[1], round(delay, 3), rows(storm)))
-        print(figures[-1], round(time.monotonic() - begin), flush=True)
     finish(storm, small=QUICKSTART, timeout=3000)
-    seconds = time.monotonic() - begin
-    print(
-        json.dumps(
-            {
-                "kills": dict(killed),
-                "calm_seconds": round(calm_seconds),
-                "seconds": round(seconds),
-                "rows": rows(calm),
-            }
-        )
-    )
-    assert sum(killed.values()) == 20
     left, expected = everything(storm), everything(calm)
     assert left.keys() == expected.keys()
     assert [name for name in expected if left[name] != expected[name]] == []

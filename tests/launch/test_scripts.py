@@ -66,25 +66,6 @@ def test_local_prints_one_command_a_process(repository):
     assert len(flag.stdout.splitlines()) == 1
 
 
-def test_local_passes_on_a_failure_and_ends_those_that_hang(repository, fake):
-    """Process 1 fails, process 0 does not notice: it is ended after the grace."""
-    body = '[[ "$*" == *process_id=1* ]] && exit 7; exec sleep 300'
-    begin = time.monotonic()
-    done = run(
-        repository,
-        "launch/local.sh",
-        "2",
-        PATH=fake(interpreter=body),
-        PYTHON="interpreter",
-        PORT="12345",
-        GRACE="2",
-    )
-    assert done.returncode == 7
-    assert "process 1 ended with code 7" in done.stderr
-    assert "did not stop within 2 s" in done.stderr
-    assert time.monotonic() - begin < 30
-
-
 def test_local_passes_on_sigterm(repository, fake):
     """Every process gets it, and the launcher waits for them to save."""
     body = "trap 'echo saved; exit 0' TERM; while true; do sleep 0.1; done"
@@ -109,20 +90,6 @@ def test_local_passes_on_sigterm(repository, fake):
     output, _ = launcher.communicate(timeout=30)
     assert launcher.returncode == 0
     assert sorted(output.splitlines()) == ["[1] saved", "saved"]
-
-
-def test_slurm_takes_its_line_of_a_sweep(repository, tmp_path):
-    commands = tmp_path / "commands.txt"
-    commands.write_text("--workdir=a\n--workdir='b c' --config.seed=1\n")
-    arguments = ("launch/slurm.sbatch", "--from", commands)
-    done = run(repository, *arguments, DRY_RUN="1", SLURM_ARRAY_TASK_ID="1")
-    assert done.stdout.strip().endswith("--workdir=b\\ c --config.seed=1")
-    done = run(repository, *arguments, DRY_RUN="1", SLURM_ARRAY_TASK_ID="2")
-    assert done.returncode == 2 and "submit with --array=0-1" in done.stderr
-    done = run(repository, *arguments, DRY_RUN="1")
-    assert done.returncode == 2 and "needs a job array" in done.stderr
-    done = run(repository, "launch/slurm.sbatch", "--from", tmp_path / "no")
-    assert done.returncode == 2 and "cannot be read" in done.stderr
 
 
 def start_job(repository, tmp_path, fake, srun, **environment):

@@ -47,16 +47,6 @@ def test_several_runs_and_published_files_are_read_in_the_order_of_their_seeds(r
     ]
 
 
-def test_a_place_that_is_no_run_is_refused(run):
-    place, config = run
-    (place / "config.json").write_text("[]")
-    with pytest.raises(ConfigError, match="is no run's workdir"):
-        retrained_models(config)
-    config.audit.reference = str(place / "missing")
-    with pytest.raises(ConfigError, match="is no run's workdir"):
-        retrained_models(config)
-
-
 def test_other_classes_and_other_data_are_refused(run):
     _, config = run
     config.unlearn.classes = 3
