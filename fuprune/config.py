@@ -575,13 +575,8 @@ def check_counts(
                     f"{num_clients - 1}."
                 )
     if num_classes is not None and request_kind(config) == "classes":
-        check_classes(
-            classes(config),
-            num_classes,
-            name="unlearn.classes",
-            dataset=config.data.name,
-            error=ConfigError,
-        )
+        names = dict(name="unlearn.classes", dataset=config.data.name)
+        check_classes(classes(config), num_classes, **names)
 
 
 def to_json(config: Config) -> dict[str, Any]:

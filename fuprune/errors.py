@@ -72,40 +72,30 @@ def check_classes(
     *,
     name: str = "the request",
     dataset: str = "",
-    error: type[InputError] = InputError,
 ) -> tuple[int, ...]:
-    """Returns the classes to forget as distinct ints in their order.
+    """Returns the classes to forget as distinct ints; one of U or more must remain.
 
-    Args:
-      classes: to forget.
-      num_classes: U; at least one of them must remain.
-      name: what named the classes, for the message.
-      dataset: whose classes they are, for the message.
-      error: what to raise.
+    `name` is what named the classes, and `dataset` whose they are, for the message.
     """
-    chosen = distinct_integers(classes, name=name, error=error)
-    last, of_dataset = num_classes - 1, f" of {dataset}" if dataset else ""
+    chosen = distinct_integers(classes, name=name)
+    allowed = f"0 to {num_classes - 1}"
+    if dataset:
+        allowed += f", the classes of {dataset}"
     if not chosen:
-        raise error(
-            f"{name} names no class to forget; allowed: one or more of 0 to {last}."
-        )
+        raise InputError(f"{name} names no class to forget; allowed: {allowed}.")
     for number in chosen:
         if not 0 <= number < num_classes:
-            those = f", the classes{of_dataset}" if dataset else ""
-            raise error(f"{name} names class {number}; allowed: 0 to {last}{those}.")
+            raise InputError(f"{name} names class {number}; allowed: {allowed}.")
     if len(chosen) == num_classes:
-        raise error(
-            f"{name} names all {num_classes} classes{of_dataset}; allowed: at most "
-            f"{last}, because something must remain."
+        raise InputError(
+            f"{name} names all {num_classes} classes; allowed: at most "
+            f"{num_classes - 1}, because something must remain."
         )
     return chosen
 
 
 def distinct_integers(
-    numbers: int | Iterable[int],
-    *,
-    name: str = "the request",
-    error: type[InputError] = InputError,
+    numbers: int | Iterable[int], *, name: str = "the request"
 ) -> tuple[int, ...]:
     """Returns one number, or several of any integer type, as ints, each once."""
     try:
@@ -113,7 +103,9 @@ def distinct_integers(
         return tuple(dict.fromkeys(map(operator.index, several)))
     except TypeError:
         # A float would be cut to another class, client or example.
-        raise error(f"{name} names {numbers!r:.60}; allowed: whole numbers.") from None
+        raise InputError(
+            f"{name} names {numbers!r:.60}; allowed: whole numbers."
+        ) from None
 
 
 def first_line(error: BaseException) -> str:

@@ -106,7 +106,7 @@ REFUSED = {
 @pytest.mark.parametrize("sentence", REFUSED)
 def test_what_makes_no_sense_is_named_with_what_is_allowed(sentence):
     config = config_lib.default()
-    with pytest.raises(ConfigError, match=re.escape(sentence)) as caught:
+    with pytest.raises(FupruneError, match=re.escape(sentence)) as caught:
         config_lib.update(config, REFUSED[sentence])
         config_lib.validate(config)
     assert str(caught.value).isprintable()
@@ -182,7 +182,7 @@ def test_any_values_are_accepted_or_refused_in_one_printable_line(values):
     try:
         config_lib.update(config, values)
         config_lib.validate(config)
-    except ConfigError as error:
+    except FupruneError as error:
         assert str(error).isprintable() and len(str(error)) < 2000
         return
     # What is accepted can be stored, read back and run.
@@ -245,7 +245,7 @@ def test_one_class_can_be_written_in_every_way(written):
 def test_counts_that_only_the_data_tell_are_checked_once_they_are_loaded():
     config = changed(data__name="emnist/letters", unlearn__classes=30)
     config_lib.validate(config)
-    with pytest.raises(ConfigError, match="allowed: 0 to 25, the classes of emnist"):
+    with pytest.raises(FupruneError, match="allowed: 0 to 25, the classes of emnist"):
         config_lib.check_counts(config, None, 26)
     config_lib.check_counts(config, 100, 37)
     config = changed(partition__kind="natural", train__cohort=25)

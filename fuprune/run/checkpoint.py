@@ -6,7 +6,6 @@ from which the caller builds the tree, so that a cut model resumes as it was.
 
 import contextlib
 import errno
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +30,7 @@ class DiskFullError(FupruneError, OSError):
 
 
 @contextlib.contextmanager
-def room_for(what: str) -> Iterator[None]:
+def room_for(what: str | os.PathLike) -> Iterator[None]:
     """Raises `DiskFullError` if the disk is full, also where a library only says so."""
     try:
         yield
@@ -48,30 +47,25 @@ def room_for(what: str) -> Iterator[None]:
         raise
 
 
-def write_tree(path: Path, tree: Any, spec: Mapping[str, Any] | None = None) -> None:
-    """Writes the arrays of a tree, and a JSON-able spec; only process 0 does.
+def write_tree(path: Path, tree: Any) -> None:
+    """Writes the arrays of a tree; only process 0 does.
 
     Raises:
       DiskFullError: if there is no room; a file that was there before stays.
     """
-    if jax.process_index() != 0:
-        return
     leaves = {name: np.asarray(leaf, order="C") for name, leaf in _leaves(tree).items()}
-    metadata = {"spec": json.dumps(spec or {})}
-    with room_for(path):
-        write_whole(path, safetensors.numpy.save(leaves, metadata=metadata))
+    if jax.process_index() == 0:
+        with room_for(path):
+            write_whole(path, safetensors.numpy.save(leaves))
 
 
-def read_tree(path: Path, make_like: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """What `write_tree` wrote, (tree, spec), in the structure that the spec gives."""
-    with safetensors.safe_open(path, framework="numpy") as file:
-        spec = json.loads(file.metadata()["spec"])
-        like = make_like(spec)
-        names = list(_leaves(like))
-        if set(names) != set(file.keys()):
-            raise ValueError(f"it holds other arrays than {', '.join(names)[:100]}")
-        leaves = [file.get_tensor(name) for name in names]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves), spec
+def read_tree(path: Path, like: Any) -> Any:
+    """What `write_tree` wrote, in the structure of `like`; shapes may differ."""
+    names, found = list(_leaves(like)), safetensors.numpy.load_file(path)
+    if set(names) != set(found):
+        raise ValueError(f"it holds other arrays than {', '.join(names)[:100]}")
+    leaves = [found[name] for name in names]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def _leaves(tree) -> dict[str, Any]:
@@ -115,13 +109,14 @@ def restore(
     step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
     if step < 0:
         return None
-    return (step, *(found or _read(directory, step, make_target)))
+    if found is None:
+        with _manager(directory) as manager:
+            found = _read(manager, step, make_target)
+    return (step, *found)
 
 
 def save_model(path: str | os.PathLike, model: Any, variables: Any) -> None:
-    """Saves a model and its weights in the directory `path`, whole or not at all.
-
-    Only process 0 writes.
+    """Saves a model and its weights in the directory `path`; only process 0 writes.
 
     Raises:
       DiskFullError: if there is no room; a model saved there before stays.

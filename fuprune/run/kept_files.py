@@ -88,7 +88,7 @@ class CheckpointFiles(MutableMapping):
 def _read(path: Path, like: Any) -> Any:
     """A tree of the structure of `like`; shapes may differ."""
     try:
-        return read_tree(path, lambda _: like)[0]
+        return read_tree(path, like)
     except ValueError as error:
         raise ConfigError(
             f"the workdir keeps rounds or slices of another model ({error}); start in "

@@ -1,8 +1,7 @@
 """Several processes of one run: start-up, config check, barrier, shared files.
 
-JAX connects them (`jax.distributed`) and finds SLURM, Open MPI, Kubernetes and Cloud
-TPU by itself; with `--coordinator` the flags say who is there. When a process dies or
-is out of reach, JAX ends the others after `runtime.heartbeat_seconds`.
+JAX connects them and finds SLURM, Open MPI, Kubernetes and Cloud TPU by itself; with
+`--coordinator` the flags say who is there.
 """
 
 import contextlib
@@ -43,21 +42,16 @@ def join(
 
     Call it before any array exists. Without a coordinator, the `host:port` of process
     0, JAX asks the launcher how many processes there are and which one this is.
-
-    Raises:
-      RuntimeSetupError: if the flags are wrong or the processes do not meet.
     """
     check_flags(coordinator, num_processes, process_id)
     if not coordinator and any(os.environ.get(name) == "1" for name in _COUNTS):
         return False
-    given: dict[str, Any] = {}
-    if coordinator:
-        given = dict(
-            coordinator_address=coordinator,
-            num_processes=num_processes,
-            process_id=process_id,
-            cluster_detection_method="deactivate",
-        )
+    given: dict[str, Any] = dict(
+        coordinator_address=coordinator,
+        num_processes=num_processes,
+        process_id=process_id,
+        cluster_detection_method="deactivate",
+    )
     # The run itself handles SIGTERM, and all processes agree on when to stop.
     jax.config.update("jax_enable_preemption_service", False)
     me = f"process {process_id} of {num_processes}" if coordinator else "this process"
@@ -70,7 +64,7 @@ def join(
     try:
         with _deadline(timeout, late):
             jax.distributed.initialize(
-                **given,
+                **(given if coordinator else {}),
                 initialization_timeout=timeout + 60,  # the deadline comes first
                 heartbeat_timeout_seconds=heartbeat_seconds,
             )

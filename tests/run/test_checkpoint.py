@@ -1,5 +1,6 @@
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -148,3 +149,28 @@ def test_saved_model_loads_as_itself(tmp_path):
     chex.assert_trees_all_equal(restored, variables)
     with pytest.raises(FileNotFoundError, match="no saved model at"):
         checkpoint.load(tmp_path / "absent")
+
+
+@pytest.mark.slow
+def test_process_zero_writes_and_every_process_restores(tmp_path):
+    program = """
+        import sys
+        from pathlib import Path
+        import jax, numpy as np
+        from jax.experimental import multihost_utils
+        port, process, directory = sys.argv[1:]
+        jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process))
+        from fuprune.run import checkpoint
+
+        tree = {"a": np.arange(4) + 10 * int(process)}
+        checkpoint.save(Path(directory), 2, tree, spec={})
+        multihost_utils.sync_global_devices("saved")
+        step, tree, _ = checkpoint.restore(Path(directory), lambda _: tree)
+        assert (step, tree["a"].tolist()) == (2, [0, 1, 2, 3]), (step, tree)
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-c", textwrap.dedent(program), port]
+    children = [subprocess.Popen([*command, str(i), tmp_path]) for i in range(2)]
+    assert [child.wait(timeout=120) for child in children] == [0, 0]
