@@ -5,8 +5,7 @@ Class-Discriminative Pruning*. What is public here are functions of arrays, keys
 Flax modules, and the types that they take and return; configs, clocks and progress
 live in `fuprune.run` and are not needed by an embedding program.
 
-The names are in `__init__.pyi`, where type checkers find them. They are loaded on first
-use, so that `import fuprune` does not wait for JAX.
+The names are in `__init__.pyi` and loaded on first use.
 """
 
 import lazy_loader

@@ -1,10 +1,8 @@
 """The configuration of a run: typed sections, files and flags that set them, checks.
 
-`default()` is the paper's setting for CIFAR-10 and ResNet20. A config file is Python
-with `get_config()`, which changes some of it; flags such as --config.train.rounds=9
-change more. A value is checked when it is set, and `validate` refuses values that make
-no sense together, before any data are read. Only `main`, `fuprune.run` and
-`fuprune.flower` see a config: the functions of the other rooms take plain arguments.
+A value is checked when it is set, and `validate` refuses values that make no sense
+together, before any data are read. Only `main`, `fuprune.run` and `fuprune.flower` see
+a config: the functions of the other rooms take plain arguments.
 """
 
 import dataclasses
@@ -60,6 +58,8 @@ Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1000)]
 Schedule = Literal["constant", "cosine", "warmup_cosine"]
 Optimizer = Literal["sgd", "adam"]
+Averaging = Literal["mean", "clipped_mean", "median", "trimmed_mean"]
+Backend = Literal["auto", "loop", "map", "vmap", "shard_map"]
 Dealing = Literal["bias", "dirichlet", "iid", "pathological", "natural", "file"]
 _LINE = r"[^\x00-\x1f]"
 Place = Annotated[str, matching(f"{_LINE}*", "a path without control characters")]
@@ -105,8 +105,7 @@ class Data:
     choose_on: Literal["validation", "test"] = option("validation",
         "images that decide targets and early stops; the paper uses the test set")
     normalise: Literal["constants", "federated", "central"] = option("constants",
-        "source of the mean and deviation of colours: published constants, sums that "
-        "clients send, or all training images")
+        "mean and deviation of colours: published, from sums of clients, of all images")
 
 
 @options
@@ -122,8 +121,7 @@ class Partition:
         "for dirichlet: smaller values are more uneven", gt=0, le=1000000.0)
     classes_per_client: OneOrMore = option(2,
         "for pathological: the number of classes per client")
-    column: Annotated[str, matching(f"{_LINE}+", "the name of a column")] = option(
-        "client",
+    column: Place = option("client",
         "for natural: the column that names the client of each image")
     file: Place = option("", "for file: lines of image numbers, one line per client")
 
@@ -148,11 +146,9 @@ class Train:
     cohort: Clients = option(25, "clients per round")
     local_epochs: int = option(1, "for fed_avg: E, local epochs", ge=1, le=10000)
     local_steps: Count = option(0,
-        "for fed_avg: at most this many local steps per client and round; 0 takes all "
-        "of local_epochs")
+        "for fed_avg: at most this many local steps per round; 0 takes all epochs")
     batch_size: int = option(128,
-        "images per local step; in fed_sgd, 0 uses all images of a client",
-        ge=0, le=1000000)
+        "images per local step; in fed_sgd, 0 uses all", ge=0, le=1000000)
     optimizer: Optimizer = option("sgd",
         "used by clients in fed_avg, and by the server in fed_sgd")
     learning_rate: Rate = option(0.1, "learning rate of that optimizer, at its peak")
@@ -164,17 +160,14 @@ class Train:
     warmup_rounds: Count = option(0, "for warmup_cosine: rounds of warm-up")
     server_optimizer: Optimizer = option("sgd", "applies the mean update of fed_avg")
     server_learning_rate: Rate = option(1.0,
-        "learning rate of that optimizer; with sgd, 1 is the plain mean; with adam, it "
-        "follows the schedule of the clients' rate")
+        "learning rate of that optimizer; with sgd, 1 is the plain mean")
     bn: Literal["aggregate", "local", "recalibrate"] = option("aggregate",
         "what happens to the clients' BatchNorm statistics")
     augment: bool = option(True, "random crops and flips")
     label_smoothing: BelowOne = option(0.0, "smoothing of the labels in the loss")
     dropout_rate: BelowOne = option(0.0,
         "probability that a client drops out of a round")
-    aggregation: Literal["mean", "clipped_mean", "median", "trimmed_mean"] = option(
-        "mean",
-        "how the clients' updates are combined")
+    aggregation: Averaging = option("mean", "how the clients' updates are combined")
     clip_norm: Positive = option(10.0, "for clipped_mean: the largest L2 norm")
     trim: float = option(0.1,
         "for trimmed_mean: the share dropped at each end", ge=0, lt=0.5)
@@ -188,8 +181,7 @@ class Train:
     checkpoint_keep: Models = option(2,
         "checkpoints kept per phase; with 2 or more, there is one to fall back on")
     history_interval: Count = option(0,
-        "keep every n-th round on disk, for fed_eraser, and for amnesiac with n = 1; "
-        "0 keeps none")
+        "keep every n-th round, for fed_eraser and, with n = 1, amnesiac; 0 keeps none")
 
 
 @options
@@ -201,10 +193,8 @@ class Unlearn:
     method: Annotated[str, some_of(*METHODS, or_nothing=True)] = option("",
         "a single method, in place of unlearn.methods")
     classes: Annotated[Numbers, _CLASSES] = option(9,
-        "classes to forget, in this order: 9, '0,9' or (0, 9); the default is ignored "
-        "if clients or examples are given")
-    clients: Annotated[Numbers, _CLIENTS] = option("",
-        "clients to forget, such as '3,17'")
+        "classes to forget, in this order: 9, '0,9' or (0, 9)")
+    clients: Annotated[Numbers, _CLIENTS] = option("", "clients to forget: '3,17'")
     examples: Place = option("",
         "a file with the positions of the training images to forget")
     retrain_seeds: Models = option(1,
@@ -233,8 +223,7 @@ class FineTune:
     seeded: Annotated[str, some_of(*METHODS)] = option("class_pruning",
         "methods with several seeds")
     distill_weight: Share = option(0.0,
-        "share of the trained model's own answers in the loss, its forgotten classes "
-        "left out; 0 learns from the labels alone")
+        "share of the trained model's answers in the loss; 0 learns from labels alone")
     distill_temperature: Positive = option(1.0, "temperature of these answers")
 
 
@@ -258,12 +247,9 @@ class Audit(AuditOptions):
 class Runtime:
     """The machine; beyond rounding, only dtype can change a result."""
 
-    backend: Literal["auto", "loop", "map", "vmap", "shard_map"] = option(
-        "auto",
-        "how the clients of a round are run")
+    backend: Backend = option("auto", "how the clients of a round are run")
     dtype: Literal["auto", "float32", "bfloat16"] = option("float32",
-        "number format of activations; auto is bfloat16 where it is faster: on TPUs, "
-        "GPUs since Ampere, CPUs with AMX or avx512_bf16")
+        "number format of activations; auto is bfloat16 where it is multiplied faster")
     conv: Literal["auto", "xla", "onednn"] = option("auto",
         "library for convolutions; onednn is for CPUs")
     devices: int = option(0, "number of CPU devices; 0 is automatic", ge=0, le=1024)
@@ -703,8 +689,7 @@ def reduce_for_cpu(
     """Shortens training and fine-tuning in place; for files in configs/.
 
     Fine-tuning has a tenth of training's rounds, from a quarter of its learning rate
-    along a cosine: more undoes the network before it mends it. It does not stop at its
-    target, so that every method gets the same budget.
+    along a cosine, and does not stop at its target.
     """
     train, fine_tune = config.train, config.fine_tune
     train.rounds, train.batch_size = rounds, batch_size

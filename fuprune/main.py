@@ -75,8 +75,9 @@ def main(argv: Sequence[str]) -> int:
             from fuprune.run.forget import main as forget
 
             return forget(arguments)
-        words = arguments if command == "run" else argv[1:]
-        return run_command(audit_flags(arguments) if command == "audit" else words)
+        if command == "audit":
+            return run_command(audit_flags(arguments))
+        return run_command(arguments if command == "run" else argv[1:])
     except KeyboardInterrupt:
         print("fuprune: interrupted; the same command continues.", file=sys.stderr)
         return 130
@@ -101,10 +102,8 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         command.workdir.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"the workdir {str(command.workdir)!r} cannot be used: {reason}; choose "
-            "another --workdir."
+            f"the workdir cannot be used: {error}; choose another --workdir."
         ) from error
     from fuprune.run.experiment import run as run_experiment
 
@@ -123,11 +122,7 @@ def audit_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def parse(argv: Sequence[str]) -> Command:
-    """Reads the command line of a run; the config comes back validated.
-
-    Raises:
-      FupruneError: if it cannot be run.
-    """
+    """Reads the command line of a run; the config comes back validated."""
     parser = argparse.ArgumentParser(
         add_help=False, allow_abbrev=False, exit_on_error=False
     )
@@ -148,22 +143,17 @@ def parse(argv: Sequence[str]) -> Command:
     except argparse.ArgumentError as error:
         raise UsageError(f"{str(error)[:300]}; see --help.") from error
     if others:
-        raise _unknown(others[0])
+        flag = others[0].partition("=")[0]
+        if flag.startswith("--config."):
+            raise config_lib.unknown_key(flag.removeprefix("--config."))
+        hint = options.closest(flag, ("--workdir", "--config", "--coordinator"))
+        hint = hint or "allowed: --config, --workdir and --config.<key>=<value>."
+        raise UsageError(f"unexpected argument {options.quoted(others[0])}; {hint}")
     overrides = {k: x for k in config_lib.KEYS if (x := getattr(given, k)) is not None}
     name, config = config_lib.load_config(given.config or "quickstart", overrides)
     config_lib.validate(config)
     place = (given.coordinator, given.num_processes, given.process_id)
     return Command(config, Path(given.workdir or f"runs/{name}"), *place)
-
-
-def _unknown(text: str) -> FupruneError:
-    """The error for an argument that there is not, with a suggestion."""
-    flag = text.partition("=")[0]
-    if flag.startswith("--config."):
-        return config_lib.unknown_key(flag.removeprefix("--config."))
-    hint = options.closest(flag, ("--workdir", "--config", "--coordinator"))
-    hint = hint or "allowed: --config, --workdir and --config.<key>=<value>; see --help"
-    return UsageError(f"unexpected argument {options.quoted(text)}; {hint}")
 
 
 if __name__ == "__main__":

@@ -327,11 +327,7 @@ def dumps(value: Any) -> str:
 
 
 def loads(text: str, kind: type[Kind], what: str) -> Kind:
-    """The record of type `kind` in a JSON text; `what` is its name in an error.
-
-    Raises:
-      FormatError: the text is not JSON, or a field holds a value of another type.
-    """
+    """The record of type `kind` in a JSON text; `what` is its name in an error."""
     try:
         return _adapter(kind).validate_json(text, strict=True)
     except pydantic.ValidationError as error:
@@ -439,11 +435,7 @@ def read_arrays(path: str | os.PathLike, kind: Callable[..., Content]) -> Conten
 def read_run(
     directory: str | Path, read_audit: Callable[[str], Any] | None = None
 ) -> Run:
-    """Reads a run's directory; what is missing or broken becomes a note.
-
-    Raises:
-      InputError: the directory holds none of the files that a run writes.
-    """
+    """Reads a run's directory; what is missing or broken becomes a note."""
     directory = Path(directory)
     if not any((directory / name).is_file() for name in RUN_FILES):
         raise InputError(

@@ -116,7 +116,7 @@ BAD_INPUT = [
     (["--config.data.name=\x1b[31mé\n"], "data.name is '\\x1b[31m\\xe9\\n'"),
     (["--wrokdir=x"], "unexpected argument '--wrokdir=x'; did you mean --workdir?"),
     (["--num_processes=two"], "--num_processes: invalid int value: 'two'"),
-    (["--workdir=a.txt"], "cannot be used: File exists"),
+    (["--workdir=a.txt"], "File exists"),
 ]
 
 

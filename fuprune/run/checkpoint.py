@@ -48,11 +48,7 @@ def room_for(what: str | os.PathLike) -> Iterator[None]:
 
 
 def write_tree(path: Path, tree: Any) -> None:
-    """Writes the arrays of a tree; only process 0 does.
-
-    Raises:
-      DiskFullError: if there is no room; a file that was there before stays.
-    """
+    """Writes the arrays of a tree; only process 0 does."""
     leaves = {name: np.asarray(leaf, order="C") for name, leaf in _leaves(tree).items()}
     if jax.process_index() == 0:
         with room_for(path):
@@ -116,11 +112,7 @@ def restore(
 
 
 def save_model(path: str | os.PathLike, model: Any, variables: Any) -> None:
-    """Saves a model and its weights in the directory `path`; only process 0 writes.
-
-    Raises:
-      DiskFullError: if there is no room; a model saved there before stays.
-    """
+    """Saves a model and its weights in the directory `path`; only process 0 writes."""
     if jax.process_index() == 0:
         with room_for(path):
             export.save_safetensors(Path(path) / MODEL_FILE, model, variables)

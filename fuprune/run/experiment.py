@@ -1,10 +1,8 @@
 """One run: pretrain, unlearn by every method asked for, audit, report; resumable.
 
-This is where the pure parts meet files, clocks and signals. A finished step is never
-repeated, an unfinished one continues from its last checkpoint, and the files of a run
-that was killed at any moment and started again are, clocks apart, those of a run that
-never was. results.json is written after every unit, so that a report can be made while
-the run goes on.
+A finished step is never repeated, an unfinished one continues from its last checkpoint,
+and the files of a run that was killed at any moment and started again are, clocks
+apart, those of a run that never was.
 """
 
 import contextlib

@@ -46,9 +46,6 @@ def save_safetensors(path: str | os.PathLike, model: Any, variables: Variables) 
       model: a model of the zoo or one that `bring` made, compacted or not.
       variables: its "params" and "batch_stats"; for an NNX module None, meaning those
         it holds. Names in the file are their paths, as in `params/stem/conv/kernel`.
-
-    Raises:
-      InputError: no factory is known that makes the network again.
     """
     variables = own_variables(model, variables)
     spec = rebuild.spec(model)

@@ -301,11 +301,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def read_classes(text: str, names: Sequence[str]) -> tuple[int, ...]:
-    """Classes by number or name, separated by commas.
-
-    Raises:
-      InputError: one is neither; it lists which number is which.
-    """
+    """Classes by number or name, separated by commas."""
     numbers = {name: number for number, name in enumerate(names)}
     numbers |= {str(number): number for number in range(len(names))}
     found = [numbers.get(part.strip()) for part in text.split(",")]

@@ -60,17 +60,9 @@ def start(
     as in `processes.join`. With 0 `devices` there is one per core, only one when there
     are several processes, and never more than `cohort`, the clients per round (0 if
     unknown). `config` is whatever has to be the same on every process, as JSON.
-
-    Raises:
-      RuntimeSetupError: if processes, devices and cohort do not fit together.
     """
-    several = processes.join(
-        coordinator,
-        num_processes,
-        process_id,
-        heartbeat_seconds=heartbeat_seconds,
-        timeout=join_seconds,
-    )
+    who, waits = (coordinator, num_processes, process_id), heartbeat_seconds
+    several = processes.join(*who, heartbeat_seconds=waits, timeout=join_seconds)
     platforms = getattr(jax.config, "jax_platforms", None)
     # CPU devices can only be made before JAX opens them.
     if not platforms or "cpu" in platforms.split(","):

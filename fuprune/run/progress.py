@@ -27,14 +27,7 @@ class _Status(rich.progress.ProgressColumn):
 
 
 class Progress:
-    """Where the run is.
-
-    Example:
-      >>> with Progress(mode="off", whole_run_rounds=50) as progress:
-      ...     with progress.phase("pretrain", 50) as update:
-      ...         for number in range(1, 51):
-      ...             update(number, images=320, loss=1.5, accuracy=0.4)
-    """
+    """Where the run is."""
 
     def __init__(
         self,
@@ -148,11 +141,7 @@ class Progress:
 
     @contextlib.contextmanager
     def steps(self, name: str, expected: int) -> Iterator[Callable[[str], None]]:
-        """Shows work that goes by named steps, about as many as expected.
-
-        Yields:
-          `update(text)`, to be called when a step begins.
-        """
+        """Shows named steps, about as many; yields `update(text)` for their begins."""
         start, begun = self._clock(), 0
 
         def update(text: str) -> None:

@@ -12,11 +12,7 @@ from fuprune.errors import from_extra
 
 @contextmanager
 def tensorboard(directory: str | Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """An `on_row` that writes an event file, one curve per phase and metric.
-
-    Raises:
-      MissingPackageError: tensorboardX is not installed.
-    """
+    """An `on_row` that writes an event file, one curve per phase and metric."""
     with from_extra("tensorboard", "runtime.tensorboard"):
         from tensorboardX import SummaryWriter
     with SummaryWriter(str(directory)) as writer:
