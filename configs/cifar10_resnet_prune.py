@@ -12,7 +12,8 @@ Command: python -m fuprune.main --config configs/cifar10_resnet_prune.py
     --config.model.load=results/cifar10_resnet20_raw/models/raw.safetensors
     --config.audit.reference=results/cifar10_resnet20_class9,results/cifar10_resnet20_class9_retrained
   A fiftieth of retraining's images instead of a tenth: cifar10_resnet_prune.py:50
-  For another class, name its retrained models, or add retrain to unlearn.methods.
+  For another class, name its retrained models, or add retrain to unlearn.methods. For
+  several classes share the rate, as in --config.prune.rate=0.05 for two.
 Cost: 70,000 images for each of six models (14,000 with :50), with one more forward pass
   per image for the teacher; on one core that has avx512_bf16 about two minutes each.
 Expected: docs/prize.md.

@@ -40,6 +40,9 @@ EXPERIMENTS = {
     ),
     "class 9, the recipe of the cut": (f"{RESNET20}_class9_prune",),
     "classes 0 and 9, the recipe of the cut": (f"{RESNET20}_classes0_9_prune",),
+    "classes 0 and 9, the recipe with R = 0.05": (
+        f"{RESNET20}_classes0_9_prune_shared",
+    ),
     "CIFAR-100, class 99": ("cifar100_resnet20",),
     "biased clients, q = 0.1": (f"{RESNET20}_bias0.1",),
     "biased clients, q = 0.45": (f"{RESNET20}_bias0.45",),
