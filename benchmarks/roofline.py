@@ -8,7 +8,6 @@ because other work on the machine only adds to it. Where the processor multiplie
 bfloat16, everything is timed in bfloat16 as well.
 
     python benchmarks/roofline.py            # about three minutes
-    python benchmarks/roofline.py --smoke    # a few shapes, once, nothing written
 """
 
 import argparse
@@ -42,10 +41,7 @@ def main(arguments=None):
     parser.add_argument("--nets", nargs="+", default=["resnet20", "vgg11"])
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args(arguments)
-    if options.smoke:
-        options.nets, options.repeats, options.batch_size = ["resnet8"], 1, 2
     if not library.available():
         sys.exit(f"nothing to measure: {library.why_not()}")
     cores = sorted(os.sched_getaffinity(0))
@@ -53,7 +49,7 @@ def main(arguments=None):
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
     found = {"date": reports.now(), "machine": reports.machine()}
     found["batch_size"] = options.batch_size
-    found["peaks"] = measure_peaks(cores, short=options.smoke)
+    found["peaks"] = measure_peaks(cores)
     library.set_threads(1)
     os.sched_setaffinity(0, cores[:1])
     try:
@@ -62,12 +58,11 @@ def main(arguments=None):
         os.sched_setaffinity(0, cores)
         library.set_threads(len(cores))
     print(layer_table(found), table(found), sep="\n\n")
-    if not options.smoke:
-        reports.write("roofline", found, table(found))
+    reports.write("roofline", found, table(found))
     return found
 
 
-def measure_peaks(cores, *, short=False) -> dict:
+def measure_peaks(cores) -> dict:
     """Rates in registers, on one core alone and summed over all at once."""
     with tempfile.TemporaryDirectory() as folder:
         built = pathlib.Path(folder) / "peak_rates.so"
@@ -84,7 +79,7 @@ def measure_peaks(cores, *, short=False) -> dict:
     def rates(run):
         run.restype = ctypes.c_double
         best = [0.0, 0.0]
-        for _ in range(1 if short else 60):
+        for _ in range(60):
             for i, used in enumerate((cores[:1], cores)):
                 with concurrent.futures.ThreadPoolExecutor(len(used)) as threads:
                     waiting = [threads.submit(on, core, run) for core in used]

@@ -5,7 +5,6 @@ the same network on the same clients. The benchmark asks each in turn for one ro
 several times over, and takes medians.
 
     python benchmarks/round_throughput.py              # about 10 minutes
-    python benchmarks/round_throughput.py --smoke      # a few seconds, ours only
 """
 
 import argparse
@@ -61,12 +60,7 @@ def main(arguments=None):
     parser.add_argument("--images", type=int, default=64, help="per client")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--size", type=int, default=32, help="pixels per side")
-    parser.add_argument("--smoke", action="store_true", help="tiny, not written")
     options = parser.parse_args(arguments)
-    if options.smoke:
-        options.nets, options.only = ["vgg11"], ["fuprune"]
-        options.clients, options.images, options.batch_size = 3, 4, 2
-        options.size, options.repeats = 8, 1
     shape = ("clients", "images", "batch_size", "size", "repeats")
     found = {
         "date": reports.now(),
@@ -79,8 +73,7 @@ def main(arguments=None):
     for net in options.nets:
         measure(net, options, found)
     print(table(found))
-    if not options.smoke:
-        reports.write("round_throughput", found, table(found))
+    reports.write("round_throughput", found, table(found))
     return found
 
 

@@ -60,14 +60,8 @@ def federate(
 ) -> FederatedDataset:
     """Puts a dataset on the device and gives each client its part.
 
-    Args:
-      dataset: images [N, H, W, C] uint8 and labels [N].
-      parts: For each client the indices of its examples; a part may be empty.
-      place: Puts an array on the devices; the default device if not given.
-        `np.asarray` leaves everything in host memory.
-
-    Returns:
-      The pool and rows [K, L], where L is the size of the largest part.
+    Parts are indices of each client's examples and may be empty; rows are as long as
+    the largest. `place` puts an array on devices; `np.asarray` leaves it on the host.
     """
     if len(parts) == 0:
         raise InputError("parts is empty, but a federation has 1 client or more.")

@@ -37,14 +37,8 @@ def channel_sums(
 ) -> np.ndarray:
     """What each client uploads: how many pixels, their sums and sums of squares.
 
-    Args:
-      images: [N, H, W, C] uint8.
-      parts: For each of K clients the indices of its examples.
-      labels: [N]; needed to leave classes out.
-      without_classes: Classes whose images count for nothing.
-
-    Returns:
-      [K, 2 * C + 1] int64, exact: pixels per channel, C sums of bytes, C of squares.
+    The images are [N, H, W, C] uint8, `parts` the indices of each client's; labels [N]
+    are needed to leave classes out. Gives [K, 2 * C + 1] int64, exact.
     """
     num_examples, height, width, channels = images.shape
     per_image = np.empty((num_examples, 2 * channels + 1), np.int64)

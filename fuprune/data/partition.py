@@ -37,13 +37,10 @@ def bias_partition(
 
     Args:
       labels: [N] integers in [0, num_classes).
-      num_clients: K, how many clients there are.
-      num_classes: M (the paper's U), how many classes and so how many groups.
+      num_clients: K.
+      num_classes: M, the paper's U.
       bias: q in [0, 1].
-      seed: Of the assignment; the same seed gives the same partition.
-
-    Returns:
-      K int32 arrays of example indices, each ascending.
+      seed: The same seed gives the same partition.
     """
     _at_least_one(num_clients=num_clients)
     labels = _checked_labels(labels, num_classes)
@@ -231,14 +228,11 @@ def hold_out(
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Takes a share in [0, 1) of every client's examples away, as validation data.
 
-    Each client gives up `share` of its examples, rounded down or up, and the same
-    holds for each class of each client; all together give up at most the share. A
-    client that has anything keeps at least one example. (Systematic sampling: every
-    1/share-th example, client after client, in random order by class.)
-
-    Returns:
-      The clients' remaining indices in their order, and the ascending int32 indices
-      that were taken away.
+    Gives the clients' remaining indices, and those taken away, ascending. Each client
+    gives up `share` of its examples, rounded down or up, and the same holds for each
+    class of each client; all together give up at most the share. A client that has
+    anything keeps at least one example. (Systematic sampling: every 1/share-th example,
+    client after client, in random order by class.)
     """
     if not 0.0 <= share < 1.0:
         raise InputError(

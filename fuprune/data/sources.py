@@ -186,12 +186,12 @@ def _find_named(name: str, data_dir: str | os.PathLike | None) -> Source:
         )
     if name == "digits":
         return Source(digits_source.read, name, name, decodes=False)
-    for point in entry_points(group="fuprune.datasets", name=name):
-        # Another package's: a function without arguments that gives a `LabelledSet`.
-        read = point.load()
-        return Source(read, (name, point.value), point.value, decodes=False)
     # Of a named version only TFDS can say what it is.
     known = KNOWN_SETS.get(name, KnownSet(()))
+    # To look for those of other packages takes a tenth of a second.
+    points = () if known.routes else entry_points(group="fuprune.datasets", name=name)
+    for point in points:  # a function without arguments that gives a `LabelledSet`
+        return Source(point.load(), (name, point.value), point.value, decodes=False)
     root = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     root = pathlib.Path(os.path.abspath(os.path.expanduser(root)))
     looked = []

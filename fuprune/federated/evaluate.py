@@ -56,13 +56,8 @@ def make_evaluator(
 ) -> Callable[..., Evaluation]:
     """`evaluate(variables) -> Evaluation` for one model and one split.
 
-    Args:
-      model: any network that `models.adapt.adapt` takes.
-      dataset: `Dataset` with images [N, H, W, C] uint8 and labels [N].
-      num_classes: U.
-      preprocess: `(key, uint8 images) -> float images`, without augmentation.
-      batch_size: images per forward pass.
-      mesh: when given, every batch is spread over its `clients` axis.
+    The model is any network that `models.adapt.adapt` takes, `preprocess` is without
+    augmentation, and every batch is spread over a mesh's `clients` axis, if given.
     """
     size = len(dataset.labels)
     batch_size = min(batch_size, max(size, 1))
@@ -70,17 +65,13 @@ def make_evaluator(
         batch_size = -(-batch_size // mesh.size) * mesh.size
     batches = max(1, -(-size // batch_size))
     padding = batches * batch_size - size
-    images = np.concatenate(
-        [dataset.images, np.zeros((padding, *dataset.images.shape[1:]), np.uint8)]
-    )
+    images = np.pad(dataset.images, ((0, padding), (0, 0), (0, 0), (0, 0)))
     # Padding has the label U, one past the last class, and falls outside the matrix.
-    labels = np.concatenate([dataset.labels, np.full(padding, num_classes, np.int32)])
+    labels = np.pad(dataset.labels, (0, padding), constant_values=num_classes)
+    labels = labels.astype(np.int32)
     sharding = None if mesh is None else NamedSharding(mesh, P(AXIS))
     placed = [
-        (
-            _place(images[i : i + batch_size], sharding),
-            _place(labels[i : i + batch_size].astype(np.int32), sharding),
-        )
+        [_place(x[i : i + batch_size], sharding) for x in (images, labels)]
         for i in range(0, len(labels), batch_size)
     ]
     batch_result = _make_count(adapt(model), num_classes, preprocess, mesh)
@@ -115,8 +106,7 @@ def _make_count(model, num_classes, preprocess, mesh):
         picked = jax.nn.log_softmax(logits)
         safe = jnp.minimum(labels, num_classes - 1)
         loss = -jnp.take_along_axis(picked, safe[:, None], axis=1)[:, 0]
-        # Row is the true class, column the predicted one. Padding adds 0 to a cell that
-        # exists, whatever it was answered with.
+        # Padding adds 0 to a cell that exists.
         cells = safe * num_classes + jnp.argmax(logits, axis=-1)
         counts = jnp.zeros(num_classes**2, jnp.int32).at[cells].add(real)
         matrix = counts.reshape(num_classes, num_classes)

@@ -116,23 +116,17 @@ def fed_avg(
       local_epochs: E.
       local_steps: K, at most this many steps per client and round; 0 for no bound.
       batch_size: B of local SGD.
-      server_optimizer: fed the negative mean change as gradient; by default `sgd(1.0)`,
-        which is FedAvg as it is.
+      server_optimizer: fed the negative mean change as gradient; `sgd(1.0)` by default.
       schedule: round number -> factor on the client's learning rate.
       **rounds: the options of `Rounds`.
     """
     check_local_work(local_epochs, local_steps)
-    program = _Program(
-        local_sgd,
-        (adapt(model), client_optimizer),
-        (
-            ("local_epochs", local_epochs),
-            ("local_steps", local_steps),
-            ("batch_size", batch_size),
-        ),
+    work = dict(
+        local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size
     )
+    client = (local_sgd, (adapt(model), client_optimizer), tuple(work.items()))
     optimizer = follow(server_optimizer) if server_optimizer else _ADD_THE_CHANGE
-    return _make_algorithm(model, program, optimizer, schedule, batch_size, **rounds)
+    return _make_algorithm(model, client, optimizer, schedule, batch_size, **rounds)
 
 
 def fed_sgd(
@@ -152,12 +146,9 @@ def fed_sgd(
       microbatch: examples per piece, in which a client accumulates its gradient.
       **rounds: the options of `Rounds`.
     """
-    program = _Program(
-        local_gradient,
-        (adapt(model),),
-        (("batch_size", batch_size), ("microbatch", microbatch)),
-    )
-    return _make_algorithm(model, program, server_optimizer, None, microbatch, **rounds)
+    work = (("batch_size", batch_size), ("microbatch", microbatch))
+    client = (local_gradient, (adapt(model),), work)
+    return _make_algorithm(model, client, server_optimizer, None, microbatch, **rounds)
 
 
 @functools.lru_cache(maxsize=8)
@@ -174,17 +165,9 @@ def follow(optimizer: optax.GradientTransformation) -> optax.GradientTransformat
 _ADD_THE_CHANGE = follow(optax.sgd(1.0))  # FedAvg's server as it is
 
 
-class _Program(NamedTuple):
-    """What clients run, as far as an algorithm's own arguments say it."""
-
-    make: Callable[..., ClientProgram]
-    parts: tuple[Any, ...]  # the network first
-    work: tuple[tuple[str, Any], ...]
-
-
 def _make_algorithm(
     model,
-    client: _Program,
+    client: tuple[Callable[..., ClientProgram], tuple, tuple],
     optimizer: optax.GradientTransformation,
     schedule: Callable[[Any], Any] | None,
     statistics_batch: int,
@@ -222,15 +205,10 @@ def _make_algorithm(
     add_up = aggregate is weighted_mean
     admission = (add_up, keep_updates, max_update_norm)
 
-    # Rows of another length are other shapes; a run has one, or a few.
-    @functools.cache
-    def train_rows_of(max_length: int):
-        # The objective's arrays are arguments of a round, and no part of the program.
-        losses = goal._replace(context=())
-        return _make_training(
-            client, max_length, preprocess, losses, admission, backend, mesh
-        )
-
+    # The objective's arrays are arguments of a round, and no part of the program.
+    parts = (preprocess, goal._replace(context=()), admission, backend, mesh)
+    # By the length of rows, of which a run has one or a few.
+    train_rows_of = functools.cache(lambda most: _make_training(*client, most, *parts))
     rule = None if add_up else aggregate
     finish_round = _make_finish_round(optimizer, rule, keep_updates)
     # One program in place of one for every operation of a schedule.
@@ -264,7 +242,7 @@ def _make_algorithm(
     if bn == "recalibrate":
         return recalibrated(
             algorithm,
-            client.parts[0],
+            client[1][0],
             batch_size=statistics_batch,
             preprocess=preprocess,
             backend=backend,
@@ -276,10 +254,12 @@ def _make_algorithm(
 # Algorithms that differ in their schedule or their server share the clients' program:
 # to trace and load one takes longer than many rounds of a small network.
 @keep_compiled
-def _make_training(client, max_length, preprocess, objective, admission, backend, mesh):
-    program = client.make(
-        *client.parts,
-        **dict(client.work),
+def _make_training(
+    make, parts, work, max_length, preprocess, objective, admission, backend, mesh
+):
+    program = make(
+        *parts,
+        **dict(work),
         max_length=max_length,
         preprocess=preprocess,
         objective=objective,

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from fuprune.audit import AuditData, AuditOptions
+from fuprune.audit import AuditOptions
 from fuprune.audit.reading import read
 from fuprune.audit.record import DIFFERENT, HIDDEN, KINDS, NO_DIFFERENCE
 from fuprune.data.dataset import Dataset
@@ -113,18 +113,6 @@ def test_too_few_retrained_models_are_described_and_not_judged(world, number):
         else set()
     )
     assert found.verdict("honest") == ("" if number < 2 else NO_DIFFERENCE)
-
-
-def test_class_that_no_image_shows_keeps_its_column(world):
-    train, test, _ = world.data
-    seen = [
-        Dataset(d.images[d.labels != 2], d.labels[d.labels != 2]) for d in (train, test)
-    ]
-    found = audit_of(
-        world, data=AuditData(*seen, preprocess), classes=(0,), options=CHEAP
-    )
-    assert found.class_accuracies["raw"][2] is None
-    assert read(found.to_json()) == found
 
 
 def test_candidates_may_be_of_another_width(world):

@@ -66,13 +66,6 @@ def test_a_few_images_find_a_separated_class(probe):
     assert far > 0.95 and none < 0.6 and none < near < far
 
 
-def test_prototype_of_an_image_is_of_the_others():
-    """Images that are alike to nothing are found only if they are in the mean."""
-    features, labels = np.eye(40), np.repeat(np.arange(2), 20)
-    assert not prototype(features, labels, (1,), 0).all()
-    assert not prototype(features[:21], labels[:21], (1,), 0).any()
-
-
 def test_cka_is_that_of_the_gram_matrices_and_blind_to_rotation():
     generator = np.random.default_rng(0)
     x, y = generator.normal(size=(20, 4)), generator.normal(size=(20, 7))

@@ -1,6 +1,5 @@
 """Relearning of a class from a fresh row, by models that knew it and others."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -77,12 +76,3 @@ def test_no_image_teaches_and_is_asked():
     assert sorted([*teaching, *asked]) == list(range(24))
     assert np.bincount(labels[teaching]).tolist() == [5, 4, 1, 3]
     assert np.bincount(labels[asked]).tolist() == [5, 3, 0, 3]
-
-
-def test_batches_are_full_and_pass_over_all_rows():
-    rows = batch_rows(np.random.default_rng(0), np.arange(10), 3, 8)
-    counts = np.bincount(rows.reshape(-1), minlength=10)
-    assert rows.shape == (3, 8) and counts.min() >= 2 and counts.max() <= 3
-    assert (
-        jnp.asarray(batch_rows(np.random.default_rng(0), np.arange(2), 1, 8)).size == 8
-    )
