@@ -43,11 +43,11 @@ def one_round(data, backend="map", **work):
     return algorithm.round(state, whole_cohort(data), jax.random.key(4))
 
 
-@pytest.mark.parametrize("backend", ["loop", "map", "vmap", "shard_map"])
+@pytest.mark.parametrize("backend", ["loop", "map", "vmap"])
 def test_a_bound_that_is_not_reached_changes_no_bit(data, backend):
     """The largest client takes six steps in two epochs; the next bound is reached."""
     whole = one_round(data, backend, local_epochs=2)
-    for local_steps in (6, 7, 2**31 - 1):
+    for local_steps in (6, 2**31 - 1):
         bounded = one_round(data, backend, local_epochs=2, local_steps=local_steps)
         chex.assert_trees_all_equal(whole, bounded)
     _, fewer = one_round(data, backend, local_epochs=2, local_steps=5)

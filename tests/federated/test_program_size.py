@@ -20,4 +20,4 @@ def instructions(layers: int) -> int:
 
 
 def test_the_check_of_an_update_is_not_copied_into_every_use_of_it():
-    assert instructions(80) < 2.5 * instructions(40)
+    assert instructions(40) < 2.5 * instructions(20)
