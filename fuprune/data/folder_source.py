@@ -20,14 +20,15 @@ from fuprune.data.pictures import Pictures, read_pictures
 _SUFFIXES = frozenset(
     ".bmp .gif .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split()
 )
-_SPLITS = ("train", "test", "val", "validation")
+_TEST_NAMES = ("test", "val", "validation")
 
 
 def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
     """Reads and checks a set in a directory; `size` is as for `read_pictures`."""
-    splits = [path / name for name in _SPLITS if (path / name).is_dir()]
-    whole = not splits or splits[0].name != "train"
-    root, test_root = (path, None) if whole else (splits + [None])[:2]
+    root, test_root = path, None
+    if (path / "train").is_dir():
+        root, tests = path / "train", (path / name for name in _TEST_NAMES)
+        test_root = next((folder for folder in tests if folder.is_dir()), None)
     names = _class_names(root)
     train, test = _pictures(root, names), None
     if test_root is not None:

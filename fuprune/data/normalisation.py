@@ -52,7 +52,7 @@ def channel_sums(
         sums[:, channels + 1 :] = (block * block).sum(axis=(1, 2), dtype=np.int64)
     left_out = tuple(without_classes)
     if left_out:
-        per_image[np.isin(labels, left_out)] = 0
+        per_image[np.isin(np.asarray(labels), left_out)] = 0
     uploads = np.zeros((len(parts), 2 * channels + 1), np.int64)
     owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     held = np.concatenate([*map(np.asarray, parts), np.empty(0, int)]).astype(np.int64)

@@ -86,7 +86,8 @@ def _choose_form(pictures: Pictures, size: int | None) -> _Form:
             modes.add(picture.mode)
     mode = "L" if modes <= _GREY else "RGB"
     if size is None and len(sizes) == 1:
-        return _Form(*sizes.pop(), mode, False)
+        ((width, height),) = sizes
+        return _Form(width, height, mode, False)
     side = size or min(map(min, sizes))
     return _Form(side, side, mode, True)
 

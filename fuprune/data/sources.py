@@ -229,7 +229,7 @@ def _find_named(name: str, data_dir: str | os.PathLike | None) -> Source:
 
 def _originals(known: KnownSet, route: Route, files: list[pathlib.Path]) -> Source:
     def read():
-        arrays = route.read(files)
+        arrays: dict[str, Any] = route.read(files)
         return from_arrays(**arrays, class_names=known.class_names, origin=files[0])
 
     return Source(read, [cache.file_fingerprint(file) for file in files], files[0])

@@ -27,8 +27,6 @@ from fuprune.federated.program import (
 from fuprune.federated.sharded import make_client_mesh, make_sharded
 
 BACKENDS = ("auto", "loop", "map", "vmap", "shard_map")
-# Compiled functions that each maker keeps: networks in use side by side are few.
-KEPT_PROGRAMS = 8
 
 
 def keep_compiled(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,7 +34,7 @@ def keep_compiled(make: Callable[..., Any]) -> Callable[..., Any]:
 
     With an argument that cannot be hashed the result is made and not kept.
     """
-    kept = functools.lru_cache(maxsize=KEPT_PROGRAMS)(make)
+    kept = functools.lru_cache(maxsize=8)(make)
 
     @functools.wraps(make)
     def made(*arguments):
@@ -59,7 +57,6 @@ def resolve_backend(
     *,
     loops_are_fast: bool = False,
     device_count: int | None = None,
-    process_count: int | None = None,
     platform: str | None = None,
 ) -> tuple[str, str]:
     """`(backend, inner)` that `backend` means on a platform, by default this one.
@@ -71,11 +68,10 @@ def resolve_backend(
     check_choice("backend", backend, BACKENDS)
     platform = platform or jax.default_backend()
     devices = jax.device_count() if device_count is None else device_count
-    processes = jax.process_count() if process_count is None else process_count
     # A GPU wants many clients at once; a CPU core is busy with one.
     inner = "vmap" if platform == "gpu" else "map"
     if backend == "auto":
-        if platform == "cpu" and not loops_are_fast and processes == 1:
+        if platform == "cpu" and not loops_are_fast and jax.process_count() == 1:
             backend = "loop"
         else:
             backend = "shard_map" if devices > 1 else inner

@@ -42,7 +42,8 @@ class Evaluation(NamedTuple):
 
     def accuracy_without(self, classes: Sequence[int]) -> float:
         """Accuracy on the examples of all other classes: the R-set."""
-        return self.accuracy_on(np.setdiff1d(range(len(self.confusion)), classes))
+        others = np.setdiff1d(range(len(self.confusion)), classes)
+        return self.accuracy_on(others.tolist())
 
 
 def make_evaluator(
