@@ -6,7 +6,6 @@ JAX opens its backend. How several processes find each other is in `processes`.
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Mapping
 from importlib import metadata
 from typing import Any, NamedTuple
@@ -98,12 +97,12 @@ def start(
     return Runtime(mesh, backend, conv, jax.process_index(), jax.process_count())
 
 
-_seconds: Counter[str] = Counter()
+_compiling = [0.0]
 
 
-def _listen(event: str, seconds: float, **_: Any) -> None:
+def _listen(event: str, duration_secs: float, **_: str | int) -> None:
     if event.startswith("/jax/core/compile/"):
-        _seconds["compiling"] += seconds
+        _compiling[0] += duration_secs
 
 
 jax.monitoring.register_event_duration_secs_listener(_listen)
@@ -111,7 +110,7 @@ jax.monitoring.register_event_duration_secs_listener(_listen)
 
 def compiling_seconds() -> float:
     """Seconds in which this process traced and compiled so far."""
-    return _seconds["compiling"]
+    return _compiling[0]
 
 
 def _choose_convolution(conv: str) -> str:
