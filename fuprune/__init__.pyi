@@ -87,10 +87,10 @@ from .unlearning.class_pruning import class_pruning as class_pruning
 from .unlearning.class_pruning import server_proc as server_proc
 from .unlearning.fed_eraser import Replay as Replay
 from .unlearning.job import Job as Job
+from .unlearning.job import UnlearnResult as UnlearnResult
 from .unlearning.method import Method as Method
 from .unlearning.method import method as method
 from .unlearning.methods import METHODS as METHODS
-from .unlearning.protocol import UnlearnResult as UnlearnResult
 from .unlearning.request import ForgetRequest as ForgetRequest
 from .unlearning.rounds import keep_round as keep_round
 from .unlearning.tfidf import (

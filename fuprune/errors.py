@@ -18,6 +18,10 @@ class InputError(FupruneError, ValueError):
     """An argument, or the content of a file, that cannot be used."""
 
 
+class UnlearnError(InputError):
+    """A method that cannot go on: it diverged, or lacks what it needs."""
+
+
 class ConfigError(InputError):
     """An option or key of the configuration that is unknown, or a value of one."""
 

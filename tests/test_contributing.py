@@ -7,7 +7,7 @@ import chex
 import jax
 import numpy as np
 
-from fuprune.unlearning.protocol import UnlearnResult
+from fuprune.unlearning.job import UnlearnResult
 from tests.loading import load_module
 
 

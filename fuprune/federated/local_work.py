@@ -31,15 +31,6 @@ def count_steps(
     return at_most(steps, local_steps) if local_steps else steps
 
 
-def count_images(length, *, batch_size: int, **work: int):
-    """Images that a client with `length` of them trains on; every epoch counts."""
-    steps = count_steps(length, batch_size=batch_size, **work)
-    batches = count_batches(length, batch_size)
-    epochs = steps // (batches + (batches == 0))
-    # Only the last batch of an epoch is smaller, and it ends a whole one.
-    return epochs * length + (steps - epochs * batches) * batch_size
-
-
 def at_most(number, bound):
     """The smaller of two."""
     return number - (number - bound) * (number > bound)

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fuprune.errors import InputError, TooFewClientsError
+from fuprune.errors import InputError, TooFewClientsError, UnlearnError
 from fuprune.files import write_whole
 from fuprune.flower.masks import (
     KEY_BYTES,
@@ -36,7 +36,6 @@ from fuprune.flower.masks import (
 )
 from fuprune.flower.node import Node
 from fuprune.unlearning.activations import check_statistics
-from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.secure_sum import decode
 
 # By client, header and arrays: of requests, and of what came back.

@@ -16,7 +16,6 @@ from fuprune import config as configuration
 from fuprune.config import ConfigError
 from fuprune.federated.aggregate import RULES
 from fuprune.federated.batch_norm import LocalBatchNorm
-from fuprune.federated.local_work import count_images
 from fuprune.federated.objective import Objective, classification, distillation
 from fuprune.federated.server import FedAlgorithm, fed_avg, fed_sgd, follow
 from fuprune.federated.train import fit
@@ -29,8 +28,8 @@ from fuprune.run.optimizers import optimizer, plain_sgd
 from fuprune.run.store import Store
 from fuprune.unlearning.fed_eraser import Moves, Replay, calibration_epochs
 from fuprune.unlearning.head import head_name
+from fuprune.unlearning.job import TrainRounds
 from fuprune.unlearning.methods import METHODS
-from fuprune.unlearning.protocol import TrainRounds
 from fuprune.unlearning.request import (
     choose_participants,
     missing_classes,
@@ -199,17 +198,7 @@ def make_replay(setup: Setup, model) -> Replay:
     return Replay(
         make_algorithm(setup, model, schedule, keep_updates=True, work=work),
         moves=_moves(train),
-        training_images=_training_images(train),
-        training_rounds=train.rounds,
     )
-
-
-def _training_images(train) -> Callable[[np.ndarray], np.ndarray]:
-    """Numbers of images [M] that clients train on in a round, by those they have."""
-    size = train.batch_size
-    if train.algorithm == "fed_sgd":
-        return lambda lengths: np.minimum(lengths, size or lengths)
-    return functools.partial(count_images, batch_size=size, **_local_work(train, 1.0))
 
 
 def make_slice_training(setup: Setup) -> TrainRounds:

@@ -37,7 +37,7 @@ from fuprune.run.data import load_data
 from fuprune.run.machine import start
 from fuprune.run.models import check_fit
 from fuprune.unlearning.class_pruning import class_pruning
-from fuprune.unlearning.protocol import UnlearnResult, tree_bytes
+from fuprune.unlearning.job import UnlearnResult, tree_bytes
 
 # Up to this share of right answers, a class counts as gone from them.
 _GONE = 0.02
@@ -181,6 +181,8 @@ def forget(
     seen = test or Dataset(np.asarray(clients.images), np.asarray(clients.labels))
     totals = _totals(result)
 
+    images: Any = seen.images[:_BATCH]
+
     def measure(model, variables, total, when) -> Measured:
         evaluate = make_evaluator(
             model, seen, num_classes=number, preprocess=preprocess
@@ -191,7 +193,7 @@ def forget(
             total[f"parameters_{when}"],
             total[f"flops_{when}"],
             tree_bytes(variables),
-            _milliseconds(model, variables, preprocess(None, seen.images[:_BATCH])),
+            _milliseconds(model, variables, preprocess(None, images)),
         )
 
     return Forgotten(
@@ -268,7 +270,8 @@ def main(arguments: Sequence[str]) -> int:
     machine = start(devices=1)
     data = load_data(config, machine)
     classes = read_classes(given.classes, data.class_names)
-    form = dict(num_classes=data.num_classes, input_shape=data.train.images.shape[1:])
+    form: dict[str, Any] = dict(num_classes=data.num_classes)
+    form["input_shape"] = data.train.images.shape[1:]
     if ":" not in given.model:
         model, variables = load(given.model, conv=machine.conv)
         check_fit("MODEL", given.model, model, argparse.Namespace(**form))

@@ -14,7 +14,7 @@ import numpy as np
 from fuprune.config import ConfigError
 from fuprune.run import processes
 from fuprune.run.checkpoint import read_tree, write_tree
-from fuprune.unlearning.protocol import Checkpoint
+from fuprune.unlearning.job import Checkpoint
 from fuprune.unlearning.rounds import KeptRound
 
 KEPT_ROUNDS = "kept_rounds"  # their folder in the workdir

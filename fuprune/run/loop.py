@@ -35,7 +35,7 @@ from fuprune.run.data import Federation, replicate
 from fuprune.run.models import Elsewhere
 from fuprune.run.store import Store, seed_of
 from fuprune.surgery import rebuild
-from fuprune.unlearning.protocol import Stage
+from fuprune.unlearning.job import Stage
 from fuprune.unlearning.request import ForgetRequest
 from fuprune.unlearning.rounds import is_kept, keep_round
 

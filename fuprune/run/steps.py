@@ -14,6 +14,7 @@ import numpy as np
 
 from fuprune import results
 from fuprune.audit.outputs import logits_of, prepare
+from fuprune.errors import UnlearnError
 from fuprune.federated.objective import Objective
 from fuprune.federated.train import FitResult, Record
 from fuprune.files import write_whole
@@ -43,14 +44,8 @@ from fuprune.run.loop import (
 from fuprune.surgery import layer_names
 from fuprune.unlearning.feature_maps import telling_feature_maps
 from fuprune.unlearning.head import MASKED_LOGIT, set_rows
+from fuprune.unlearning.job import FineTune, Stage, UnlearnResult, tree_bytes
 from fuprune.unlearning.methods import METHODS
-from fuprune.unlearning.protocol import (
-    FineTune,
-    Stage,
-    UnlearnError,
-    UnlearnResult,
-    tree_bytes,
-)
 
 
 def pretrain(this: Experiment) -> RunRecord:

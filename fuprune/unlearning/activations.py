@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.preprocess import Preprocess, to_float
-from fuprune.errors import InputError, check_choice
+from fuprune.errors import InputError, UnlearnError, check_choice
 from fuprune.federated.cohort import (
     ClientProgram,
     Shared,
@@ -26,8 +26,8 @@ from fuprune.federated.uploads import check_tree, leaf_name
 from fuprune.models.layers import loops_are_fast
 from fuprune.surgery import capture
 from fuprune.unlearning.client_sums import sum_program
+from fuprune.unlearning.job import tree_bytes
 from fuprune.unlearning.privacy import clip_scale
-from fuprune.unlearning.protocol import UnlearnError, tree_bytes
 
 WEIGHTINGS = ("examples", "clients", "median")
 
@@ -79,16 +79,10 @@ def class_activations(
 ) -> ClassActivations:
     """local_proc on one batch (Algorithm 2 of the appendix): sums and counts by class.
 
-    Args:
-      model: any network with convolutions.
-      variables: w.
-      images: [B, H, W, C] float, as the model takes them.
-      labels: [B] int.
-      mask: [B], 1 for real images; all are by default.
-      num_classes: how many classes there are, U.
-      clip: when given, each image's activations, all layers together, are scaled to an
-        L2 norm of at most this: it bounds what one image can change, for privacy.
-      dense: see `pooled_convolutions`.
+    Images [B, H, W, C] are floats, as the model takes them, with labels [B] and a mask
+    [B], 1 for real ones; there are U = `num_classes`. With `clip`, each image's
+    activations, all layers together, are scaled to an L2 norm of at most this, which
+    bounds what one image can change. For `dense` see `pooled_convolutions`.
     """
     mask = jnp.ones(labels.shape) if mask is None else mask.astype(jnp.float32)
     pooled = pooled_convolutions(model, variables, images, dense=dense)
@@ -151,23 +145,12 @@ def collect(
     clip: float | None = None,
     dense: bool = False,
 ) -> Collected:
-    """Run local_proc on every client of a cohort and check what comes in.
+    """Run local_proc on every client of a `Cohort` and check what comes in.
 
     Uploads with NaN, negative sums or counts, or more examples than the client has are
-    turned away by client; clients with no data are not counted.
-
-    Args:
-      model: a network with convolutions.
-      variables: w.
-      cohort: `data.federated.Cohort` of participating clients.
-      num_classes: how many classes there are, U.
-      batch_size: images at a time.
-      preprocess: `(key, uint8 images) -> float images`, without augmentation.
-      backend: how clients are iterated, one of `cohort.BACKENDS`; or a `Transport`,
-        of which only a sum may arrive.
-      mesh: devices for `shard_map`; all by default.
-      clip: see `class_activations`.
-      dense: see `pooled_convolutions`.
+    turned away by client; clients with no data are not counted. `preprocess` does not
+    augment; `backend` and `mesh` are those of `for_each_client`, and of a `Transport`
+    only a sum may arrive. For the others see `class_activations`.
     """
     how: dict[str, Any] = dict(backend=backend, mesh=mesh, bound=clip)
     options: dict[str, Any] = dict(
@@ -255,34 +238,23 @@ def merge_activations(
         uploads = [uploads]
     if not uploads:
         raise InputError("no client's statistics arrived; capture on more clients.")
-    first, *others = (jax.tree.map(np.shape, upload) for upload in uploads)
-    for i, shapes in enumerate(others, start=1):
-        if shapes != first:
-            raise InputError(
-                f"statistics of upload {i} have layers or shapes unlike those of "
-                "upload 0; every client must run the same model."
-            )
     received: list[ClassActivations] = jax.device_get(list(uploads))
     numbers = np.stack([np.asarray(u.num_examples) for u in received])  # [n, U]
     by_client = weighting == "clients"
     # Noised counts need not be whole: a class is held if its count is above zero.
     weight = np.sum(numbers > 0 if by_client else numbers, axis=0)  # [U]
-    held, several = weight > 0, np.sum(numbers > 0, axis=0) > 2
+    several = np.sum(numbers > 0, axis=0) > 2
     merged = {}
     for layer in uploads[0].total:
         totals = np.stack([np.asarray(u.total[layer]) for u in received])  # [n, U, C]
         means = totals / np.where(numbers > 0, numbers, np.inf)[:, :, None]
         total = np.sum(means if by_client else totals, axis=0, dtype=np.float64)
-        mean = (total / np.where(held, weight, np.nan)[:, None]).astype(np.float32)
+        mean = total / np.where(weight > 0, weight, np.nan)[:, None]
+        mean = mean.astype(np.float32)
         if weighting == "median" and several.any():
             means[numbers == 0] = np.nan
             mean[several] = np.nanmedian(means[:, several], axis=0)
         merged[layer] = mean
-        if not np.all(np.isfinite(mean[held])):
-            raise InputError(
-                f"statistics of layer {layer!r} are not finite; look for a diverged "
-                "model, or check uploads before merging them."
-            )
     return merged
 
 

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fuprune.errors import UnlearnError
 from fuprune.options import option, options
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Job, UnlearnResult
 from fuprune.unlearning.method import ALL_KINDS, method
-from fuprune.unlearning.protocol import UnlearnError, UnlearnResult
 from fuprune.unlearning.request import holders
 from fuprune.unlearning.rounds import PLAIN_SERVER, check_kept
 
@@ -26,9 +26,7 @@ class Options:
     """Options of amnesiac."""
 
     renormalise: bool = option(
-        False,
-        "average each round over the other clients alone; otherwise the updates left "
-        "out count as zeros, as published",
+        False, "average over the other clients alone, instead of zeros as published"
     )
 
 
@@ -51,7 +49,7 @@ def amnesiac(job: Job, o: Options) -> UnlearnResult:
     the training was undone: where every client holds the class, all of it.
     """
     rounds, server = job.kept_rounds, job.server or PLAIN_SERVER
-    check_kept(rounds, job.variables)
+    check_kept(rounds)
     guilty = holders(job.data, job.request)
     recorded, affected = 0, []
     params = rounds[0].variables["params"]

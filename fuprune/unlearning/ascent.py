@@ -1,9 +1,8 @@
 """Forgetting by gradient ascent on the data, the simplest of the gradient family.
 
 Clients that hold what is to be forgotten train on it as in FedAvg, with the sign of the
-loss turned round, and the server averages what they send. An unbounded loss would end
-in a broken model, so an example stops counting once its loss has reached a cap, and the
-rounds stop once the mean has.
+loss turned round. An example stops counting once its loss has reached a cap, and the
+rounds stop once the mean has: an unbounded loss would end in a broken model.
 """
 
 import dataclasses
@@ -13,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fuprune.errors import UnlearnError
 from fuprune.federated.client import TrainContext, local_sgd
 from fuprune.federated.objective import as_objective
 from fuprune.federated.program import ClientProgram, Task
 from fuprune.options import option, options
 from fuprune.unlearning.client_sums import loss_sum, on_server
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Job, UnlearnResult, tree_bytes
 from fuprune.unlearning.method import ALL_KINDS, method
-from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
 from fuprune.unlearning.teaching import Frozen, labels_only
 
 BATCH_SIZE = 32  # of the clients' passes, one per round
@@ -31,16 +30,9 @@ CLIP_NORM = 1.0  # longest gradient of a batch, in L2
 class Options:
     """Options of ascent."""
 
-    rounds: int = option(
-        10,
-        "maximum number of rounds of ascent on the forgotten images",
-        ge=0,
-        le=2**31 - 1,
-    )
+    rounds: int = option(10, "maximum number of rounds", ge=0, le=2**31 - 1)
     learning_rate: float = option(0.1, "learning rate of the ascent", gt=0, le=1000)
-    loss_cap: float = option(
-        5.0, "loss on the forgotten images at which it stops", gt=0
-    )
+    loss_cap: float = option(5.0, "loss on forgotten images at which it stops", gt=0)
 
 
 @method("ascent", serves=ALL_KINDS, options=Options, reads_forgotten=True)
@@ -76,21 +68,13 @@ def ascent(job: Job, o: Options) -> UnlearnResult:
         )
         variables = {**variables, "params": params}
     rounds = max(len(losses) - 1, 0)
-    notes = {
-        "ascent_rounds": rounds,
-        "images": rounds * images,
-        "forgotten_loss": losses,
-        "reached_cap": bool(losses) and losses[-1] >= o.loss_cap,
-    }
+    notes = {"images": rounds * images, "forgotten_loss": losses}
     sent = tree_bytes(variables["params"]) * rounds
     return job.recover(variables, stage="ascended", notes=notes, upload_bytes=sent)
 
 
 def local_ascent(model, o: Options, *, max_length: int, preprocess) -> ClientProgram:
-    """A client's round; `finish` gives `((n_k * parameter change, n_k), ())`.
-
-    `max_length` is that of the largest client; `preprocess` does not augment.
-    """
+    """A client's round; `finish` gives `((n_k * parameter change, n_k), ())`."""
 
     def capped(logits, batch):
         # At the cap the minimum is constant: such an example has no gradient.

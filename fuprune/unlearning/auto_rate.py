@@ -1,10 +1,9 @@
 """How much to cut: the smallest rate at which the federation no longer knows the class.
 
-`prune.rate=auto`. The server tries a few cuts, and each participant answers with two
-counts: on how many of a few of its own training images the cut network is right, for
-images of the leaving classes and for the others. No image and no label leaves a client,
-and the counts travel in the form of class statistics, so that the same checks and the
-same secure sum serve them.
+The server tries a few cuts, and each participant answers with two counts: on how many
+of a few of its own training images the cut network is right, of the leaving classes and
+of the others. The counts travel in the form of class statistics, so that the same
+checks and the same secure sum serve them.
 """
 
 import functools
@@ -16,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.preprocess import Preprocess, to_float
+from fuprune.errors import UnlearnError
 from fuprune.federated.client import gather_batch
 from fuprune.federated.program import Client, ClientProgram, Shared, Task
 from fuprune.unlearning.activations import ClassActivations
-from fuprune.unlearning.protocol import UnlearnError
 
 # Geometric from 0.005 to 0.6: neighbours differ by 4%, and seven halvings find one.
 RATES = tuple(float(rate) for rate in np.round(np.geomspace(0.005, 0.6, 127), 4))

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import optax
 
 from fuprune.models.fresh import init_variables
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Job, UnlearnResult
 from fuprune.unlearning.method import ALL_KINDS
-from fuprune.unlearning.protocol import UnlearnResult
 from fuprune.unlearning.teaching import answers_of, passes, taught, teach
 
 

@@ -3,8 +3,7 @@
 Algorithm 1: participants run local_proc, the server merges what they send, scores every
 channel for the class, cuts the most discriminative ones (server_proc, Algorithm 3), and
 the federation fine-tunes what is left without the class. Several classes are removed
-one after another (section 5.2). The paper scores by TF-IDF, removes what it cuts and is
-told how much to cut; here these are options (`score`, `then`, `rate`).
+one after another (section 5.2).
 """
 
 import functools
@@ -16,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from fuprune.data.federated import take_clients
-from fuprune.errors import InputError, check_choice
+from fuprune.errors import InputError, UnlearnError, check_choice
 from fuprune.models.adapt import adapt
 from fuprune.options import one_of, option, options
 from fuprune.surgery import (
@@ -32,9 +31,8 @@ from fuprune.surgery import (
 )
 from fuprune.unlearning import auto_rate, privacy
 from fuprune.unlearning.activations import ask, collect, merge_activations
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Job, Stage, UnlearnResult
 from fuprune.unlearning.method import method
-from fuprune.unlearning.protocol import Stage, UnlearnError, UnlearnResult, tree_bytes
 from fuprune.unlearning.request import check_participants, choose_participants
 from fuprune.unlearning.scores import SCORES, filters, noise_floor
 
@@ -46,67 +44,47 @@ class Options:
     section: ClassVar[str] = "prune"
 
     rate: Annotated[float, Field(ge=0, lt=1)] | Literal["auto"] = option(
-        0.05,
-        "R, the share of channels to cut for each class; auto tries up to eight for "
-        "the smallest that forgets",
+        0.05, "R, the share of channels to cut per class; auto tries up to eight"
     )
     score: Annotated[str, one_of(SCORES)] = option(
-        "tf_idf",
-        "the paper's TF-IDF, how much more the class activates a channel than others, "
-        "or how few classes need it",
+        "tf_idf", "the paper's TF-IDF, the lift over others, or how few need a channel"
     )
     then: Literal["remove", "reset"] = option(
         "remove", "remove the cut channels, as in the paper, or let them start afresh"
     )
     scope: Literal["global", "layer", "balanced"] = option(
-        "global",
-        "cut R of all channels, R of each layer, or R of all channels with scores "
-        "scaled by the width of their layer",
+        "global", "R of all channels, of each layer, or of all with scores by width"
     )
     order: Literal["highest", "lowest", "random"] = option(
-        "highest", "which TF-IDF scores are cut first; the paper cuts the highest"
+        "highest", "which scores are cut first; the paper cuts the highest"
     )
     min_channels: int = option(1, "fewest channels that a layer keeps", ge=1, le=4096)
     idf: Literal["paper", "released"] = option(
         "paper", "Eq. 7, or as in the authors' code"
     )
     weighting: Literal["examples", "clients", "median"] = option(
-        "examples",
-        "how clients' statistics are weighted; median takes that of clients' class "
-        "means, which a minority of liars cannot move far",
+        "examples", "of clients' statistics; a minority cannot move the median far"
     )
     surgery: Literal["compact", "mask"] = option(
         "compact", "compact removes channels; mask zeroes them"
     )
-    dense: bool = option(
-        False, "also cut hidden units of dense layers, in networks of your own"
-    )
+    dense: bool = option(False, "also cut hidden units of dense layers")
     recapture: bool = option(True, "collect statistics again after each class's cut")
     capture_clients: int = option(
-        0,
-        "number of clients that send statistics; 0 means unlearn.participants",
-        ge=0,
-        le=10_000_000,
+        0, "clients that send statistics; 0: unlearn.participants", ge=0, le=10_000_000
     )
     auto_images: int = option(
-        6,
-        "for rate=auto: images of the class, and others, that each of these clients "
-        "answers on per try",
-        ge=1,
-        le=10_000,
+        6, "for rate=auto: a client's images of each kind, per try", ge=1, le=10_000
     )
     auto_level: float = option(
-        0.02,
-        "for rate=auto: share of right answers at which the class counts as unknown",
-        ge=0,
-        lt=1,
+        0.02, "for rate=auto: share of right answers that is not knowing", ge=0, lt=1
     )
 
 
 class ServerDecision(NamedTuple):
     """What server_proc decides for one class."""
 
-    scores: dict[str, np.ndarray]  # layer -> [C_l] scores for the target class
+    scores: dict[str, np.ndarray]  # layer -> [C_l]
     plan: PrunePlan
 
 
@@ -121,8 +99,7 @@ def server_proc(
 ) -> ServerDecision:
     """Score every channel for the class `target` and choose what to cut (Alg. 3).
 
-    Arguments are those of `score_channels` and, as `rate` (R) and `cut`, of
-    `surgery.make_plan`.
+    `rate` (R) and `cut` are arguments of `surgery.make_plan`.
     """
     scores = score_channels(activations, target, score=score, idf=idf)
     return ServerDecision(scores, make_plan(scores, rate, **cut))
@@ -139,17 +116,11 @@ def score_channels(
 ) -> dict[str, np.ndarray]:
     """Scores of all channels for one class: layer -> [C_l], in the layers' order.
 
-    Classes that no participant holds have no row to compare with: U in Eq. 7 is the
-    number of the classes that are present. The contrast compares with the classes that
-    stay, so that a channel which two leaving classes share is cut for either.
-
-    Args:
-      activations: A*, layer -> [U, C_l]; the rows of absent classes are NaN.
-      target: u', the class to forget.
-      score: one of `scores.SCORES`.
-      idf: for `tf_idf`: variant of Eq. 7, `paper` or `released`.
-      leaving: all classes of the request, the target among them.
-      noise: for `contrast`: deviation of privacy noise on the target's mean activation.
+    Of the activations A*, layer -> [U, C_l], the rows of absent classes are NaN, and U
+    in Eq. 7 is the number of those that are present. For `idf` see Eq. 7. The contrast
+    compares with the classes that stay, so that a channel which two `leaving` classes
+    share is cut for either; `noise` is the deviation of privacy noise on the target's
+    mean activation.
     """
     check_choice("score", score, SCORES)
     # Any layer will do: a class is absent in all of them or in none.
@@ -200,8 +171,9 @@ def class_pruning(
             "rate is 'auto', but the answers to the cuts that it tries are not covered "
             "by privacy.epsilon; set prune.rate to a number, or leave out the noise."
         )
-    # With recapture, the same examples' statistics are released for each class.
-    releases = len(job.classes) if o.recapture else 1
+    # What was measured of channels that start afresh is no longer true of them.
+    again = o.recapture or o.then == "reset"
+    releases = len(job.classes) if again else 1  # of the same examples' statistics
     protection = privacy.protect_statistics(p, releases=releases)
     # The last of the four is the fine-tuning's: see `recovery_key`.
     capture_key, protect_key, plan_key, _ = jax.random.split(job.key, 4)
@@ -215,30 +187,24 @@ def class_pruning(
         backend=job.backend,
         mesh=job.mesh,
     )
+    asked: dict[str, Any] = dict(clip=protection.clip, dense=o.dense)
+    asked["num_classes"] = job.num_classes
     # Only its shape is looked at.
     example = jax.ShapeDtypeStruct((2, *job.data.images.shape[1:]), np.float32)
     model, variables, order = _without_dead_channels(job, example, o.dense)
     # By their ids in the uncut network, as they are and as they were.
     whole = kept_channels(job.model, job.variables, example=example)
-    channels = kept_channels(model, variables, example=example)
-    result = (job.model, job.variables)
+    channels = measured = kept_channels(model, variables, example=example)
     stages: list[Stage] = []
-    notes: dict[str, Any] = {"cuts": [], "model_bytes": tree_bytes(job.variables)}
+    notes: dict[str, Any] = {"cuts": []}
     if protection.statement:
         notes["privacy"] = dict(protection.statement)
     upload_bytes, activations, seen = 0, {}, None
     for number, target in enumerate(job.classes):
         seed_key = jax.random.fold_in(plan_key, number)
         noise_key = jax.random.fold_in(protect_key, number)
-        if o.recapture or not stages:
-            collected = collect(
-                model,
-                variables,
-                num_classes=job.num_classes,
-                clip=protection.clip,
-                dense=o.dense,
-                **reading,
-            )
+        if again or not stages:
+            collected = collect(model, variables, **asked, **reading)
             upload_bytes += collected.upload_bytes
             seen = protection.show(collected, noise_key)
             merged = merge_activations(seen, weighting=o.weighting)
@@ -251,6 +217,13 @@ def class_pruning(
                 # Behind a protection the server cannot tell the two apart.
                 why = "suppressed" if protection.hides else "absent"
                 notes[why] = np.flatnonzero(absent).tolist()
+        else:
+            # A depthwise layer loses more than its plan says: what nothing writes.
+            activations = {
+                layer: a[:, np.isin(measured[layer], channels[layer])]
+                for layer, a in activations.items()
+            }
+        measured = channels
         scores = score_channels(
             activations,
             target,
@@ -303,20 +276,9 @@ def class_pruning(
         notes["cuts"].append({"class": target, **described})
         if o.then == "reset":
             variables = cut(plan)
-            # What was measured of these channels is no longer true of them.
-            activations = {
-                layer: np.where(np.isin(np.arange(a.shape[1]), plan.keep[layer]), a, 0)
-                for layer, a in activations.items()
-            }
         else:
-            held = channels
             model, variables = compact(model, variables, plan, example=example)
             channels = kept_channels(model, variables, example=example)
-            # A depthwise layer loses more than its plan says: what nothing writes.
-            activations = {
-                layer: a[:, np.isin(held[layer], channels[layer])]
-                for layer, a in activations.items()
-            }
         result = (model, variables)
         if o.surgery == "mask" and o.then == "remove":
             kept = {
@@ -327,9 +289,9 @@ def class_pruning(
             what = (job.model, job.variables, PrunePlan(kept))
             result = pin(*what, example=example), mask(*what, example=example)
         stages.append(Stage(f"pruned_{target}", *result))
-    model, variables = result
-    result = job._replace(model=model).recover(
-        variables, notes=notes, upload_bytes=upload_bytes
+    last = stages[-1]
+    result = job._replace(model=last.model).recover(
+        last.variables, notes=notes, upload_bytes=upload_bytes
     )
     return result._replace(stages=tuple(stages))
 
@@ -337,8 +299,8 @@ def class_pruning(
 def _without_dead_channels(job: Job, example, dense: bool) -> tuple[Any, Any, list]:
     """The network without channels of zeros, and the layers to cut in forward order.
 
-    A channel that an earlier cut zeroed no longer exists. If it were counted, it would
-    take a part of R, of Eq. 7's mean and of min_channels.
+    A channel that an earlier cut zeroed would take a part of R, of Eq. 7's mean and of
+    min_channels.
     """
     layers = trace_layers(job.model, job.variables, example, dense=dense)
     if not layers:

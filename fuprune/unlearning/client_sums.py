@@ -20,10 +20,6 @@ from fuprune.federated.objective import cross_entropy
 from fuprune.federated.program import Client, ClientProgram, Shared
 
 SIMULATED = "it asks clients for sums that no message describes"
-NOBODY = (
-    "no participant holds an example to read; forget less or let more clients take "
-    "part (unlearn.participants)."
-)
 # (context, batch) -> tree of sums over the real examples of the batch.
 BatchSum = Callable[[Any, Batch], Any]
 MakeSum = Callable[[Any], BatchSum]  # of a network
@@ -97,8 +93,7 @@ def gradient_of(loss: BatchSum) -> BatchSum:
 def limit_examples(data: FederatedDataset, max_examples: int) -> FederatedDataset:
     """At most `max_examples` images over all clients, 0 for no limit; same shapes.
 
-    Every client gives the same share of its images, spread evenly over its row, so
-    that an order by class does no harm.
+    Every client gives the same share of its images, spread evenly over its row.
     """
     lengths = np.asarray(data.lengths)
     total = int(lengths.sum())
@@ -106,14 +101,9 @@ def limit_examples(data: FederatedDataset, max_examples: int) -> FederatedDatase
         return data
     # The ends of cumulative shares: their differences add up to the limit exactly.
     ends = np.floor(np.cumsum(lengths) * (max_examples / total) + 1e-9).astype(np.int32)
-    takes = np.diff(ends, prepend=0)
-    places = np.arange(data.max_length)
-    # Steps of length / take: distinct because take <= length.
-    positions = places * lengths[:, None] // np.maximum(takes, 1)[:, None]
-    # Unused places hold row 0, as everywhere in a `FederatedDataset`.
-    used = places < takes[:, None]
-    rows = np.asarray(data.rows)
-    rows = np.take_along_axis(rows, np.where(used, positions, 0), axis=1)
-    return data._replace(
-        rows=jnp.asarray(np.where(used, rows, 0)), lengths=jnp.asarray(takes)
-    )
+    takes, old = np.diff(ends, prepend=0), np.asarray(data.rows)
+    rows = np.zeros_like(old)
+    for client, (length, take) in enumerate(zip(lengths, takes, strict=True)):
+        # Distinct, because take <= length.
+        rows[client, :take] = old[client, np.arange(take) * length // max(take, 1)]
+    return data._replace(rows=jnp.asarray(rows), lengths=jnp.asarray(takes))

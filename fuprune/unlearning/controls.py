@@ -10,9 +10,8 @@ import dataclasses
 from fuprune.unlearning import privacy
 from fuprune.unlearning.class_pruning import Options, class_pruning
 from fuprune.unlearning.head import MASKED_LOGIT, head_classes, set_rows
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Job, Stage, UnlearnResult
 from fuprune.unlearning.method import ALL_KINDS, method
-from fuprune.unlearning.protocol import Stage, UnlearnResult
 
 
 @method("mask_logit", fine_tunes=False, control="only hides the output")

@@ -6,11 +6,10 @@ of what it reads, m_u [C], and R the span of the means of the classes that stay,
 
     d = (m_f - P_R m_f) / |m_f - P_R m_f|,    W <- (I - s d d^T) W,
 
-for the weights W [C, O] that read it; several classes remove a subspace. The paper
-scales s in [0, 1] by how well a probe separates the class in that layer, which takes
-single images. Here clients send sums only, and s is the share of the mean that the
-other classes do not explain, |d| / |m_f - mean_u m_u|: small in early layers, where
-classes look alike, and larger in deep ones. Nothing is trained before the fine-tuning.
+for the weights W [C, O] that read it. The paper scales s in [0, 1] by how well a probe
+separates the class in that layer, which takes single images. Here clients send sums
+only, and s is the share of the mean that the other classes do not explain,
+|m_f - P_R m_f| / |m_f - mean_u m_u|.
 """
 
 import flax.linen as nn
@@ -18,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fuprune.errors import UnlearnError
 from fuprune.surgery.arrays import names
 from fuprune.unlearning.client_sums import SIMULATED
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Job, UnlearnResult, tree_bytes
 from fuprune.unlearning.method import method
-from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
 from fuprune.unlearning.request import participating
 
 
@@ -51,10 +50,9 @@ def damp(job: Job) -> UnlearnResult:
             "the network has no Linen layer whose inputs could be read; use "
             "class_pruning, which cuts any network."
         )
-    held = counts > 0
-    leaves = np.isin(np.arange(len(counts)), job.classes)
-    forgotten, staying = held & leaves, held & ~leaves
-    if not (forgotten.any() and staying.any()):
+    forgotten = [u for u in job.classes if counts[u]]
+    staying = np.setdiff1d(np.flatnonzero(counts), job.classes)
+    if not (forgotten and staying.size):
         raise UnlearnError(
             "damp needs examples of a class to forget and of one that stays with the "
             "participants; let more clients take part (unlearn.participants)."

@@ -12,9 +12,8 @@ which takes the class away and leaves the other classes in the proportion they h
 import jax.numpy as jnp
 import optax
 
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Job, UnlearnResult
 from fuprune.unlearning.method import ALL_KINDS
-from fuprune.unlearning.protocol import UnlearnResult
 from fuprune.unlearning.teaching import answers_of, own_label, passes, taught, teach
 
 

@@ -7,11 +7,7 @@ from typing import Any
 
 
 def load_entry_points(group: str, add: Callable[[str, Any], Any]) -> None:
-    """Calls `add(name, part)` for each entry point of a group that can be loaded.
-
-    One that cannot is a warning: somebody else's package must not stop runs that do
-    not need it.
-    """
+    """Calls `add(name, part)` for each entry point of a group; warns of broken ones."""
     for point in entry_points(group=group):
         try:
             add(point.name, point.load())

@@ -1,22 +1,18 @@
 """FedEraser: replay the training's kept rounds without what is to be forgotten.
 
-Liu, Ma, Yang, Wang and Liu, "FedEraser" (IWQoS 2021). Every few rounds the server kept
-its model GM_t and what each participant made of it, CM_t. Forgetting starts from GM_0
-and walks the kept rounds again: those who stay train for a fraction of their epochs on
-what remains, which gives the direction of a step, and the recorded updates give its
-length, tensor by tensor:
+Liu, Ma, Yang, Wang and Liu, "FedEraser" (IWQoS 2021). The server kept its models GM_t
+and what each participant made of them, CM_t. Forgetting starts from GM_0: those who
+stay train for a fraction of their epochs on what remains, which gives the direction of
+a step, and the recorded updates give its length, tensor by tensor:
 
     d_t = mean newCM_t - new_t
     new_{t+1} = new_t + |mean CM_t - GM_t| d_t / |d_t|
 
-Means are unweighted and over those who stay. The first kept round needs no training:
-its updates start from GM_0, which knows nothing, so new_1 is the mean of CM_0.
-BatchNorm statistics are not calibrated: they are what the replayed rounds aggregate.
-
-The paper is about clients. Where classes or examples go, everybody stays, and updates
-of their holders lend a step their length only, never their direction: in the first kept
-round only the clients that held nothing of it count, and if there is none that round is
-replayed like the others.
+Means are unweighted and over those who stay; new_1 is the mean of CM_0, which needs no
+training. BatchNorm statistics are what the replayed rounds aggregate. Where classes or
+examples go, everybody stays, and updates of their holders lend a step its length only:
+in the first kept round only clients that held nothing of it count, and if there is none
+that round is replayed like the others.
 """
 
 import math
@@ -28,16 +24,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.federated import take_clients
+from fuprune.errors import UnlearnError
 from fuprune.federated.server import FedAlgorithm
 from fuprune.options import option, options
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Checkpoint, Job, UnlearnResult, tree_bytes
 from fuprune.unlearning.method import ALL_KINDS, method
-from fuprune.unlearning.protocol import (
-    Checkpoint,
-    UnlearnError,
-    UnlearnResult,
-    tree_bytes,
-)
 from fuprune.unlearning.request import holders, remaining
 from fuprune.unlearning.rounds import KeptRound, check_kept, keep_round
 
@@ -49,23 +40,18 @@ class Options:
     section: ClassVar[str] = "fed_eraser"
 
     rate: float = option(
-        0.5,
-        "r: the share of local epochs, or of fed_sgd's images, in a replayed round",
-        gt=0,
-        le=1,
+        0.5, "r: share of local epochs, or of fed_sgd's images, per round", gt=0, le=1
     )
     variant: Literal["paper", "released"] = option(
-        "paper",
-        "step lengths from the model of round t, or of t + 1 as in the released code",
+        "paper", "step lengths from the model of round t, or of t + 1 as released"
     )
 
 
 class Moves(NamedTuple):
     """How each client moved the parameters w, by what it sent in round t.
 
-    A client of FedAvg sends its change: scale = 1, or the server's learning rate. A
-    client of FedSGD sends a gradient g, so its model is the one that the server's SGD
-    would make of it alone, all that g adds through the momentum included:
+    A client of FedAvg sends its change. One of FedSGD sends a gradient g; its model is
+    what the server's SGD would make of it alone, momentum included:
     w + scale (g + weight_decay w) / (1 - momentum), with scale minus the learning rate.
     """
 
@@ -87,13 +73,10 @@ class Moves(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """How the kept rounds are replayed, and what the training was like."""
+    """How the kept rounds are replayed."""
 
     algorithm: FedAlgorithm  # with `keep_updates=True`, and less local work
     moves: Moves = Moves()  # of the training's clients, and of those who stay
-    # The images [M] in a round of the training of clients with lengths [M].
-    training_images: Callable[[np.ndarray], np.ndarray] = np.asarray
-    training_rounds: int = 0  # 0: as many as were kept
 
 
 def calibration_epochs(rate: float, local_epochs: int) -> int:
@@ -112,11 +95,9 @@ def calibration_epochs(rate: float, local_epochs: int) -> int:
 def fed_eraser(job: Job, o: Options) -> UnlearnResult:
     """Replay the kept rounds on what remains; nothing is fine-tuned afterwards.
 
-    How much clients train in a replayed round is in `job.replay`. The variant
-    `released` has a slip of the code that others uploaded again: lengths are measured
-    from the next kept model GM_{t+1}, the final one for the last round. The job's
-    checkpoints hold the model after the last replayed round, by the round's place, and
-    a replay goes on from it.
+    The variant `released` has a slip of the code that others uploaded again: lengths
+    are measured from the next kept model GM_{t+1}, or the final one. The job's
+    checkpoints hold the model after the last replayed round, by the round's place.
     """
     return _erase(job, o.variant)
 
@@ -132,20 +113,19 @@ def fed_eraser(job: Job, o: Options) -> UnlearnResult:
 def fed_eraser_uncalibrated(job: Job, o: Options) -> UnlearnResult:
     """Add up the recorded mean updates of those who stay, and train nothing.
 
-    BatchNorm statistics are the trained model's. It shows what the calibration is
-    worth.
+    BatchNorm statistics are the trained model's.
     """
     return _erase(job, o.variant, calibrate=False)
 
 
 def _erase(job: Job, variant: str, *, calibrate: bool = True) -> UnlearnResult:
     rounds, replay, variables = job.kept_rounds, job.replay, job.variables
-    check_kept(rounds, variables)
+    check_kept(rounds)
     left = remaining(job.data, job.request)
     lengths = np.asarray(jax.device_get(left.lengths))
     tainted = np.isin(np.arange(len(lengths)), holders(job.data, job.request))
     checkpoints = {} if job.checkpoints is None else job.checkpoints
-    state, seen, done, drawn = dict(rounds[0].variables), 0, 0, 0
+    state, seen, done = dict(rounds[0].variables), 0, 0
     # At most one, unless the process was killed before it dropped the one before.
     for name in sorted(checkpoints)[-1:]:
         last, done = checkpoints[name], int(name) + 1
@@ -153,9 +133,6 @@ def _erase(job: Job, variant: str, *, calibrate: bool = True) -> UnlearnResult:
     for number, old in enumerate(rounds):
         stays = lengths[old.clients] > 0
         clean = stays & ~tainted[old.clients]
-        # Counted for rounds that are already replayed as well: a replay that goes on
-        # must report what an uninterrupted one reports.
-        drawn += int(np.sum(replay.training_images(lengths[old.clients])))
         if not stays.any() or calibrate and number < done:
             continue
         changes = replay.moves.changes(old)
@@ -187,16 +164,7 @@ def _erase(job: Job, variant: str, *, calibrate: bool = True) -> UnlearnResult:
     if not calibrate and "batch_stats" in variables:
         state["batch_stats"] = variables["batch_stats"]
     made = {name: jax.tree.map(jnp.asarray, state[name]) for name in variables}
-    # Rounds that were not kept are taken to have drawn as much as those that were.
-    rounds_of_training = replay.training_rounds or len(rounds)
-    retraining = round(drawn * rounds_of_training / len(rounds))
-    notes = {
-        "variant": variant,
-        "kept_rounds": len(rounds),
-        "images": seen,
-        "images_of_retraining": retraining,
-        "share_of_retraining": seen / max(retraining, 1),
-    }
+    notes = {"variant": variant, "kept_rounds": len(rounds), "images": seen}
     upload_bytes = tree_bytes(variables) if calibrate else 0
     return UnlearnResult(job.model, made, upload_bytes=upload_bytes, notes=notes)
 

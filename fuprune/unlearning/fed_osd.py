@@ -26,9 +26,8 @@ from fuprune.unlearning.client_sums import (
     on_server,
     sum_program,
 )
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Job, UnlearnResult, tree_bytes
 from fuprune.unlearning.method import method
-from fuprune.unlearning.protocol import UnlearnResult, tree_bytes
 
 
 @options
@@ -69,7 +68,7 @@ def fed_osd(job: Job, o: Options) -> UnlearnResult:
     for _ in range(o.rounds):
         now = {**rest, "params": unravel(flat)}
         total, examples = raise_loss(now, job.forgotten)
-        c = np.asarray(ravel_pytree(total)[0], np.float64) / max(examples, 1)
+        c = np.asarray(ravel_pytree(total)[0], np.float64) / examples
         _, others = run_others(now, job.remaining)
         images += examples + int(lengths.sum())
         step = orthogonal_step(c, np.asarray(jax.device_get(others))[here])

@@ -13,8 +13,7 @@ the forgetting.
 import jax.numpy as jnp
 import optax
 
-from fuprune.unlearning.job import Job
-from fuprune.unlearning.protocol import UnlearnResult
+from fuprune.unlearning.job import Job, UnlearnResult
 from fuprune.unlearning.teaching import answers_of, own_label, passes, taught, teach
 
 

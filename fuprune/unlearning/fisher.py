@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from fuprune.data.federated import FederatedDataset
+from fuprune.errors import UnlearnError
 from fuprune.federated.client import split_params
 from fuprune.options import option, options
 from fuprune.surgery.trace import names
 from fuprune.unlearning.client_sums import (
-    NOBODY,
     BatchSum,
     MakeSum,
     gradient_sum,
@@ -24,9 +24,8 @@ from fuprune.unlearning.client_sums import (
     on_server,
 )
 from fuprune.unlearning.head import fill_rows, head_classes
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Job, UnlearnResult, tree_bytes
 from fuprune.unlearning.method import ALL_KINDS, method
-from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
 from fuprune.unlearning.squared_gradients import sum_of_squared_gradients
 
 EPSILON = 1e-8  # keeps 1 / F finite, as in the released code
@@ -42,22 +41,11 @@ class Options:
 
     variant: Literal["golatkar", "paper"] = option("golatkar", "noise F^-1/2, or Eq. 1")
     alpha: float = option(1e-6, "scale of the noise", gt=0)
-    max_variance: float = option(
-        1e-3, "upper bound on the noise variance of a weight", gt=0
-    )
-    reset_row: bool = option(
-        True, "for golatkar: reset the forgotten classes' rows of the head"
-    )
-    max_examples: int = option(
-        0, "retained images used, over all clients; 0 uses all", ge=0, le=2**31 - 1
-    )
+    max_variance: float = option(1e-3, "bound on the noise variance of a weight", gt=0)
+    reset_row: bool = option(True, "for golatkar: reset the classes' rows of the head")
+    max_examples: int = option(0, "retained images used; 0: all", ge=0, le=2**31 - 1)
     damping: float = option(1.0, "for paper: added to F before it is inverted", gt=0)
-    chunk: int = option(
-        1,
-        "images whose gradients are in memory at once; more of them suit a GPU",
-        ge=1,
-        le=65_536,
-    )
+    chunk: int = option(1, "images at once; more of them suit a GPU", ge=1, le=65_536)
 
 
 def label_factors(logits):
@@ -140,8 +128,6 @@ def mean_over_clients(
 ) -> tuple[Any, int]:
     """The mean of a sum over all examples of `data`, which is `what`; their number."""
     total, num_examples = job.sum(make_sum, chunk=chunk)(job.variables, data)
-    if not num_examples:
-        raise UnlearnError(NOBODY)
     mean = jax.tree.map(lambda x: x / num_examples, total)
     _check_finite(mean, what)
     return mean, num_examples
@@ -152,9 +138,8 @@ def released_noise(
 ):
     """`(mean, variance)` of each weight's noise in Golatkar et al.'s code.
 
-    Both are like the parameters, and like the `diagonal` of the mean Fisher
-    information. `max_variance` is alpha times the released code's clamp of 1000
-    on 1 / F. A request without classes leaves every row of the head as it is.
+    `diagonal` is the mean Fisher information. `max_variance` is alpha times the
+    released code's clamp of 1000 on 1 / F.
     """
 
     def variance_of(path, fisher):

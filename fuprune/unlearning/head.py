@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from fuprune.errors import UnlearnError
+from fuprune.models.adapt import Variables
 from fuprune.surgery import observe
 from fuprune.surgery.trace import names
-from fuprune.unlearning.protocol import UnlearnError, Variables
 
 # Far below any logit, so that the softmax gives exactly zero and no gradient, and near
 # enough for float32 and for weight decay during fine-tuning.

@@ -14,18 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from fuprune.errors import UnlearnError
 from fuprune.federated.client import split_params
 from fuprune.options import option, options
 from fuprune.unlearning.client_sums import (
-    NOBODY,
     BatchSum,
     gradient_sum,
     limit_examples,
     on_server,
 )
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Job, UnlearnResult, tree_bytes
 from fuprune.unlearning.method import ALL_KINDS, method
-from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
 
 CHUNK = 64  # images at a time
 
@@ -35,15 +34,9 @@ class Options:
     """Options of influence."""
 
     damping: float = option(0.03, "added to the Hessian's diagonal", gt=0)
-    iterations: int = option(
-        20, "maximum number of conjugate gradient steps", ge=1, le=100_000
-    )
-    tolerance: float = option(
-        1e-3, "relative residual at which these steps end", gt=0, lt=1
-    )
-    max_examples: int = option(
-        0, "retained images used, over all clients; 0 uses all", ge=0, le=2**31 - 1
-    )
+    iterations: int = option(20, "conjugate gradient steps at most", ge=1, le=100_000)
+    tolerance: float = option(1e-3, "relative residual that ends these", gt=0, lt=1)
+    max_examples: int = option(0, "retained images used; 0: all", ge=0, le=2**31 - 1)
 
 
 @method(
@@ -64,18 +57,12 @@ def influence(job: Job, o: Options) -> UnlearnResult:
     """
     remaining = job.remaining
     num_remaining = int(np.sum(jax.device_get(remaining.lengths)))
-    if not num_remaining:
-        raise UnlearnError(NOBODY)
     variables = on_server(job.variables)
     params, rest = split_params(variables)
     flat, unravel = ravel_pytree(params)
     run_gradient = job.sum(gradient_sum, chunk=CHUNK)
     total, num_forgotten = run_gradient(variables, job.forgotten)
-    b = np.asarray(ravel_pytree(total)[0], np.float64) / num_remaining
-    if not np.all(np.isfinite(b)):
-        raise UnlearnError(
-            "the gradient on the forgotten data is not finite: the model diverged."
-        )
+    b = np.asarray(ravel_pytree(total)[0], np.float64) / max(num_remaining, 1)
     run_product = job.sum(gauss_newton_product, chunk=CHUNK)
     # Products are divided by the size of this sample, so they estimate I / N_r also
     # where it is only a part of what remains.
@@ -132,7 +119,7 @@ def conjugate_gradients(
         square, before = residual @ residual, square
         direction, steps = residual + square / before * direction, steps + 1
     relative = float(np.sqrt(square / whole))
-    if relative > 1:
+    if not relative <= 1:
         raise UnlearnError(
             f"conjugate gradients diverged: after {steps} iterations the residual is "
             f"{relative:.3g} times what it was; raise influence.damping or "

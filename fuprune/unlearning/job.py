@@ -1,8 +1,9 @@
-"""What every method is given, as one value, and the steps that methods share.
+"""What every method is given and gives back, and the steps that methods share.
 
 Every method that reads clients' data reads the same participants. Every method that
-fine-tunes does it in `Job.recover`, with a key derived in the same way, so that methods
-started with one key see the same cohorts and the same batches.
+fine-tunes does it in `Job.recover`, with the caller's budget and a key derived in the
+same way, so that methods started with one key see the same cohorts and batches, and the
+paper's speed measure (rounds to a target accuracy) is comparable.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -12,20 +13,61 @@ import jax
 
 from fuprune.data.federated import FederatedDataset, whole_cohort
 from fuprune.data.preprocess import Preprocess, to_float
+from fuprune.errors import UnlearnError
 from fuprune.federated.cohort import clients_of, for_each_client
 from fuprune.federated.program import ClientProgram, Shared, Task, Transport
+from fuprune.federated.train import FitResult
+from fuprune.models.adapt import Variables
 from fuprune.models.layers import loops_are_fast
 from fuprune.unlearning import request as requests
 from fuprune.unlearning.client_sums import MakeSum, sum_program
-from fuprune.unlearning.protocol import (
-    Checkpoint,
-    FineTune,
-    Stage,
-    TrainRounds,
-    UnlearnResult,
-    Variables,
-)
 from fuprune.unlearning.request import ForgetRequest, participating
+
+# (model, variables, data, key, objective=None): federated training on what remains,
+# with the caller's budget and target. The objective takes the place of the
+# cross-entropy, as `federated.fed_avg` takes it; methods without one leave it out.
+FineTune = Callable[..., FitResult]
+# (model, variables, data, key, rounds): trains so many rounds, from a fresh optimiser.
+TrainRounds = Callable[[Any, Variables, FederatedDataset, jax.Array, int], FitResult]
+
+
+class Stage(NamedTuple):
+    """A model on the way: raw, pruned for a class, ..."""
+
+    name: str
+    model: Any  # as `models.adapt` describes
+    variables: Variables
+
+
+class Checkpoint(NamedTuple):
+    """A network in the middle of a method's own training, to go on from."""
+
+    variables: Variables
+    images: int  # that clients trained on, as the method counts them
+
+
+class UnlearnResult(NamedTuple):
+    """The model after forgetting, and how it came about."""
+
+    model: Any
+    variables: Variables
+    stages: tuple[Stage, ...] = ()
+    fit: FitResult | None = None
+    upload_bytes: int = 0  # sent by one client, apart from fine-tuning's updates
+    notes: Mapping[str, Any] = {}  # JSON-able facts for the report
+
+    def __repr__(self) -> str:
+        """A line, because the arrays would fill screens."""
+        stages = ", ".join(stage.name for stage in self.stages)
+        size = tree_bytes(self.variables)
+        network = type(self.model).__name__
+        return f"UnlearnResult({network} of {size:,} bytes; stages: {stages})"
+
+
+def tree_bytes(tree) -> int:
+    """Bytes of all arrays of a tree, as they would travel."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
 
 # (context, data) -> what all clients of `data` give.
 RunClients = Callable[[Any, FederatedDataset], tuple[Any, Any]]
@@ -122,6 +164,11 @@ class Job(NamedTuple):
 
         def run(context, data: FederatedDataset):
             (total, examples), _ = run_program(context, data)
+            if not examples:
+                raise UnlearnError(
+                    "no participant holds an example to read; forget less or let more "
+                    "clients take part (unlearn.participants)."
+                )
             return jax.device_get(total), int(examples)
 
         return run

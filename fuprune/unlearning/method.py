@@ -1,9 +1,8 @@
 """What makes a function a method of forgetting: one decorator, in the method's file.
 
 A method is a function of a `Job` and of its options, a dataclass made by
-`fuprune.options.options`. The decorator puts it into `METHODS` and makes it callable
-with the job's parts and with options by name. The options are its section of the config
-and its row in the documents; nothing else names the method.
+`fuprune.options.options`, which is its section of the config and its row in the
+documents. The decorator puts it into `METHODS` and makes it callable.
 """
 
 import dataclasses
@@ -17,8 +16,7 @@ import jax
 from fuprune.errors import InputError, check_classes
 from fuprune.options import fields, make
 from fuprune.unlearning.head import head_classes
-from fuprune.unlearning.job import Job
-from fuprune.unlearning.protocol import FineTune, UnlearnResult
+from fuprune.unlearning.job import FineTune, Job, UnlearnResult
 from fuprune.unlearning.request import (
     ForgetRequest,
     as_request,
@@ -60,17 +58,11 @@ class Method:
         fine_tune: FineTune,
         **given: Any,
     ) -> UnlearnResult:
-        """Forget what the request names.
+        """Forget what the request, a tuple of ints for classes, names in every client.
 
-        Args:
-          model: a Flax module, or any other network that `models.adapt` takes.
-          variables: its trained variables.
-          data: every client's data.
-          request: a `ForgetRequest`, or a tuple of ints for classes.
-          key: for all that the method draws, and for the fine-tuning's cohorts and
-            batches.
-          fine_tune: federated training on what remains, a `protocol.FineTune`.
-          **given: further fields of `Job`, and options of the method.
+        The model is any network that `models.adapt` takes, with its trained variables;
+        the key is for all that is drawn, `fine_tune` a `job.FineTune`, and `given`
+        are further fields of `Job` and options of the method.
         """
         request = as_request(request)
         check_served(self, request)
@@ -103,12 +95,9 @@ def method(
 ) -> Callable[[Callable[..., UnlearnResult]], Method]:
     """Makes a method of a function `(job, *options) -> UnlearnResult`.
 
-    Args:
-      name: as a config, a table and the audit call it.
-      options: its dataclass of options, or several. One with a `section` is that
-        section of the config, which several methods may share; otherwise the section
-        has the method's name.
-      **facts: the fields of `Method` from `serves` on.
+    Options with a `section` are that section of the config, which several methods may
+    share; otherwise the section has the method's name. `facts` are the fields of
+    `Method` from `serves` on.
     """
     kinds = options if isinstance(options, tuple) else (options,)
     sections = {getattr(kind, "section", name): kind for kind in kinds}

@@ -15,9 +15,8 @@ from fuprune.options import option, options
 from fuprune.surgery import layer_names
 from fuprune.surgery.arrays import names
 from fuprune.surgery.cutting import layer_name
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Job, UnlearnResult
 from fuprune.unlearning.method import ALL_KINDS, method
-from fuprune.unlearning.protocol import UnlearnResult
 
 
 @options

@@ -1,11 +1,9 @@
 """Privacy of the class statistics that leave a client (the sums of Eqs. 4-5).
 
-Gaussian noise makes them (epsilon, delta)-differentially private towards one example,
-by the analytic Gaussian mechanism (Balle & Wang 2018, as `dp_accounting` solves it).
-Neighbouring datasets differ by one example added or removed anywhere in the federation.
-For one example replaced by another, count every release twice. Not covered: privacy of
-a whole client, the model's updates in training and fine-tuning, and what the rounding
-of floating-point and fixed-point numbers gives away.
+Gaussian noise makes them (epsilon, delta)-differentially private towards one example
+added or removed, by the analytic Gaussian mechanism (Balle & Wang 2018, as
+`dp_accounting` solves it). Not covered: privacy of a whole client, the model's updates
+in training and fine-tuning, and what the rounding of numbers gives away.
 """
 
 import math
@@ -29,19 +27,11 @@ class Options:
 
     section: ClassVar[str] = "privacy"
 
-    secure_sum: bool = option(
-        False, "the server receives the sum of the statistics over clients only"
-    )
-    epsilon: float = option(
-        0.0, "epsilon of differential privacy; 0 adds no noise", ge=0
-    )
-    delta: float = option(1e-5, "delta of differential privacy", gt=0, lt=1)
-    clip: float = option(
-        1.0, "L2 bound on one example's activations, used if epsilon is set", gt=0
-    )
-    min_count: int = option(
-        0, "classes with fewer examples are suppressed", ge=0, le=2**31 - 1
-    )
+    secure_sum: bool = option(False, "the server receives sums over clients only")
+    epsilon: float = option(0.0, "of differential privacy; 0 adds no noise", ge=0)
+    delta: float = option(1e-5, "of differential privacy", gt=0, lt=1)
+    clip: float = option(1.0, "with epsilon: L2 bound on an example's values", gt=0)
+    min_count: int = option(0, "smaller classes are suppressed", ge=0, le=2**31 - 1)
 
 
 NOTHING = make(Options, {})
@@ -93,30 +83,11 @@ def noise_scales(
     )
 
 
-def describe_privacy(
-    scales: NoiseScales, delta: float, *, clip: float, releases: int = 1
-) -> dict[str, float | int | str]:
-    """The accountant's statement for the report, from the noise and not the wish."""
-    ratio = math.hypot(clip / scales.total, 1 / scales.num_examples)
-    return {
-        "epsilon": epsilon_of(1 / ratio, delta, releases),
-        "delta": delta,
-        "clip": clip,
-        "sigma_total": scales.total,
-        "sigma_count": scales.num_examples,
-        "releases": releases,
-        "neighbours": "one example added or removed",
-        "accountant": "analytic Gaussian mechanism, exact composition",
-    }
-
-
 def add_noise(statistics, *, key, scales: NoiseScales, num_clients: int = 1):
     """Adds Gaussian noise to class statistics, of a sum or of one client's share.
 
-    When noise is added inside a secure sum, every client adds a share of variance
-    1 / num_clients, where `num_clients` is the least number of *honest* clients whose
-    uploads reach the sum. If more arrive, the noise is larger than promised; a client
-    that leaves its share out, or tells the server what it was, takes it off the rest.
+    Inside a secure sum every client adds a share of variance 1 / `num_clients`, the
+    least number of *honest* clients whose uploads reach the sum.
     """
     share = 1 / math.sqrt(num_clients)
     counts_key, totals_key = jax.random.split(key)
@@ -132,40 +103,24 @@ def add_noise(statistics, *, key, scales: NoiseScales, num_clients: int = 1):
     return statistics._replace(total=total, num_examples=counts)
 
 
-def clamp_statistics(statistics):
-    """Noised statistics with totals of at least 0 and counts of at least 1.
-
-    It costs no privacy, and means stay finite.
-    """
-    total = {layer: jnp.maximum(x, 0) for layer, x in statistics.total.items()}
-    counts = jnp.maximum(statistics.num_examples, 1.0)
-    return statistics._replace(total=total, num_examples=counts)
-
-
 def suppress_small(statistics, min_count: float):
     """Zeroes the rows of classes with fewer than `min_count` examples.
 
-    A mean over one or two examples is nearly the example. On a noised sum this costs
-    no privacy. On a client's upload it depends on the data: one example can make a row
-    of `min_count` appear or vanish, so noise would have to grow as many times.
+    A mean over one or two examples is nearly the example. On a client's upload one
+    example can make a row appear or vanish; on a noised sum this costs no privacy.
     """
     if not min_count:
         return statistics
-    counts = jnp.asarray(statistics.num_examples)
-    kept = counts >= min_count
-    total = {
-        layer: jnp.where(kept[:, None], x, 0) for layer, x in statistics.total.items()
-    }
-    return statistics._replace(total=total, num_examples=jnp.where(kept, counts, 0))
+    kept = jnp.asarray(statistics.num_examples) >= min_count
+    return jax.tree.map(lambda x: jnp.where(kept, jnp.transpose(x), 0).T, statistics)
 
 
 class Protection(NamedTuple):
     """What stands between the clients' uploads and the server.
 
-    Without noise, clients suppress their small rows. With noise, the small rows of
-    the noised sum are suppressed instead. With noise and secure summation, the clients
-    add it in shares that suffice when only as many stay as the sum takes, so the server
-    never sees an exact sum; without it the server is trusted to add the noise.
+    Without noise, clients suppress their small rows; otherwise those of the noised sum
+    are suppressed. With secure summation the clients add the noise in shares, so the
+    server never sees an exact sum; without it the server is trusted to add it.
     """
 
     secure: bool = False  # the server sees the sum over clients and no client's upload
@@ -209,19 +164,31 @@ class Protection(NamedTuple):
         else:
             total = jax.tree.map(lambda *x: sum(map(jnp.asarray, x)), *uploads)
             seen = add_noise(total, key=key, scales=scales)
-        return suppress_small(clamp_statistics(seen), self.min_count)
+        # What can be: it costs no privacy, and means stay finite.
+        seen = jax.tree.map(lambda x: jnp.maximum(x, 0), seen)
+        counts = jnp.maximum(seen.num_examples, 1.0)
+        return suppress_small(seen._replace(num_examples=counts), self.min_count)
 
 
 def protect_statistics(o: Options, *, releases: int = 1) -> Protection:
     """The protection that the options ask for, over all releases of the same examples.
 
     Clipping only bounds what the noise has to cover; without noise the statistics stay
-    those of Eqs. 4-5.
+    those of Eqs. 4-5. The statement is from the noise and not from the wish.
     """
     shown = Protection(o.secure_sum, min_count=o.min_count)
     if not o.epsilon:
         return shown
-    terms: dict[str, Any] = dict(clip=o.clip, releases=releases)
-    scales = noise_scales(o.epsilon, o.delta, **terms)
-    statement = describe_privacy(scales, o.delta, **terms)
+    scales = noise_scales(o.epsilon, o.delta, clip=o.clip, releases=releases)
+    ratio = math.hypot(o.clip / scales.total, 1 / scales.num_examples)
+    statement = {
+        "epsilon": epsilon_of(1 / ratio, o.delta, releases),
+        "delta": o.delta,
+        "clip": o.clip,
+        "sigma_total": scales.total,
+        "sigma_count": scales.num_examples,
+        "releases": releases,
+        "neighbours": "one example added or removed",
+        "accountant": "analytic Gaussian mechanism, exact composition",
+    }
     return shown._replace(scales=scales, clip=o.clip, statement=statement)

@@ -14,9 +14,8 @@ from fuprune.models.fresh import init_variables
 from fuprune.options import option, options
 from fuprune.surgery import layer_names
 from fuprune.surgery.trace import names
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Job, UnlearnResult
 from fuprune.unlearning.method import ALL_KINDS, method
-from fuprune.unlearning.protocol import UnlearnResult
 
 
 @options
@@ -24,16 +23,10 @@ class Options:
     """Options of regrow."""
 
     share: float = option(
-        1 / 3,
-        "share of the convolutions that start afresh, counted from the last",
-        ge=0,
-        le=1,
+        1 / 3, "share of the convolutions that start afresh, from the last", ge=0, le=1
     )
     shrink: float = option(
-        1.0,
-        "share of the old weights in the other layers; 1 keeps them as they are",
-        ge=0,
-        le=1,
+        1.0, "share of the old weights in the other layers; 1 keeps them", ge=0, le=1
     )
 
 

@@ -1,14 +1,11 @@
 """Forgetting by teaching the forgotten images the answer of a model that never knew.
 
-A retrained model, which has no class for these images, gives them the nearest of the
-others. Here each participant asks the trained model for that answer, gives it to its
-own forgotten images as their label, and the federation fine-tunes with them. Labels
-never leave their client. `prune_relabel` cuts first, as the paper does.
-
-Relabelling to the nearest wrong class is Boundary Shrink (Chen et al., "Boundary
-Unlearning", CVPR 2023), which finds that class by an adversarial step where this takes
-the second-best logit; random labels are older still (Graves et al., "Amnesiac Machine
-Learning", AAAI 2021).
+Each participant asks the trained model for the best other answer, gives it to its own
+forgotten images as their label, and the federation fine-tunes with them. Labels never
+leave their client. Relabelling to the nearest wrong class is Boundary Shrink (Chen et
+al., "Boundary Unlearning", CVPR 2023), which finds that class by an adversarial step
+where this takes the second-best logit; random labels are older (Graves et al.,
+"Amnesiac Machine Learning", AAAI 2021).
 """
 
 from typing import Any, ClassVar, Literal
@@ -23,9 +20,8 @@ from fuprune.federated.local_work import count_batches
 from fuprune.federated.program import ClientProgram, Task
 from fuprune.options import option, options
 from fuprune.unlearning import class_pruning, privacy
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Job, UnlearnResult
 from fuprune.unlearning.method import method
-from fuprune.unlearning.protocol import UnlearnResult
 
 BATCH_SIZE = 64  # images that are asked about at a time
 
@@ -37,9 +33,7 @@ class Options:
     section: ClassVar[str] = "relabel"
 
     answer: Literal["nearest", "random"] = option(
-        "nearest",
-        "new label of a forgotten image: the most likely other class by the trained "
-        "model, or a random one",
+        "nearest", "new label: the most likely other class, or a random one"
     )
 
 
@@ -103,11 +97,7 @@ def relabelled(job: Job, answer: str) -> tuple[FederatedDataset, dict[str, Any]]
 
 
 def answers_program(model, others, size, *, batch_size, preprocess) -> ClientProgram:
-    """`finish` gives `((), answers)`: the best of `others` for each image, [size].
-
-    `size` is the number of the largest client's examples; `preprocess` does not
-    augment.
-    """
+    """`finish` gives `((), answers)`: the best of `others` for each image, [size]."""
     # Whole batches, because an update past the end would be moved back and overwrite
     # answers before it.
     padded = -(-size // batch_size) * batch_size

@@ -1,9 +1,7 @@
 """What is to be forgotten, and whose data are read for it.
 
-A request is of one kind: classes, clients or single examples. It splits a federation in
-two: `forgotten` is what the request names and `remaining` is the rest, on which every
-method trains and against which it is measured. Examples are counted as in the
-federation's pool of training images; clients by their ids.
+A request is of one kind: classes, clients or single examples. `forgotten` is what it
+names and `remaining` is the rest, on which every method trains.
 
 The paper's participants are the clients that send statistics. Every method that reads
 clients' data reads the same ones, so that none has more evidence than another.
@@ -81,36 +79,26 @@ def check_request(
 ) -> ForgetRequest:
     """The request as distinct numbers in their order, if this federation can serve it.
 
-    A tuple of ints is classes. How many there are is not known here: `check_classes`
-    goes with this one where it is.
+    How many classes there are is not known here: see `errors.check_classes`.
     """
     request = as_request(request)
     if request.kind == "classes":
         return request
+    number, why = len(data.labels), "which no client holds"
+    present = held_examples(data)
     if request.kind == "clients":
-        number = data.num_clients
-        # Ids stay valid after a client has left.
-        present = np.arange(number) if data.members is None else data.members
-        why = "who has left; name a client that still takes part"
-    else:
-        number, present = data.labels.shape[0], held_examples(data)
-        why = "which no client holds; name examples that clients train on"
-    named = f"the request names {_ONE_OF[request.kind]}"
-    outside = [name for name in request.targets if not 0 <= name < number]
-    if outside:
-        raise InputError(f"{named} {outside[0]}; allowed: 0 to {number - 1}.")
-    absent = np.setdiff1d(request.targets, jax.device_get(present))
+        number, why = data.num_clients, "who holds no example"
+        present = np.flatnonzero(jax.device_get(data.lengths))
+    absent = np.setdiff1d(request.targets, present)
     if absent.size:
-        raise InputError(f"{named} {absent[0]}, {why}.")
-    named = f"the request names {describe_request(request)}"
-    if not np.any(jax.device_get(forgotten(data, request).lengths)):
         raise InputError(
-            f"{named}, without a single example; there is nothing to forget."
+            f"the request names {_ONE_OF[request.kind]} {absent[0]}, {why}; allowed: "
+            f"those of 0 to {number - 1} that take part."
         )
     if not np.any(jax.device_get(remaining(data, request).lengths)):
         raise InputError(
-            f"{named}, and no example would remain; leave at least one client with "
-            "data."
+            f"the request names {describe_request(request)}, and no example would "
+            "remain; leave at least one client with data."
         )
     return request
 
@@ -125,10 +113,7 @@ def describe_request(request: ForgetRequest) -> str:
 
 
 def remaining(data: FederatedDataset, request: ForgetRequest) -> FederatedDataset:
-    """The federation without what the request names, all shapes as they were.
-
-    A client that leaves has weight 0 and is never drawn into a cohort again.
-    """
+    """The federation without what the request names, all shapes as they were."""
     drop, _ = _SPLIT[request.kind]
     return drop(data, request.targets)
 
@@ -159,10 +144,7 @@ def holders(data: FederatedDataset, request: ForgetRequest) -> tuple[int, ...]:
 
 
 def warn_of(data: FederatedDataset, request: ForgetRequest) -> list[str]:
-    """What a request does beyond its own words, one line each.
-
-    The only holder of a class takes the class away.
-    """
+    """What a request does beyond its own words: the only holder takes a class away."""
     if request.kind == "classes":
         return []
     gone = sorted(held_classes(data) - held_classes(remaining(data, request)))

@@ -7,9 +7,8 @@ is measured by how near it comes and how much sooner.
 import jax.numpy as jnp
 
 from fuprune.models.fresh import init_variables
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Job, UnlearnResult
 from fuprune.unlearning.method import ALL_KINDS, method
-from fuprune.unlearning.protocol import UnlearnResult
 
 
 @method("retrain", serves=ALL_KINDS, budget="training")

@@ -1,9 +1,8 @@
 """Rounds of a training, as methods that replay them need them.
 
 Every `interval` rounds the server keeps its variables before the round and what each
-participant sent. That is one copy of the parameters per participant, far more than a
-model. A kept round is a plain tree of host arrays: a run writes each to a file and
-reads it back when it is needed, and nothing is ever dropped.
+participant sent: one copy of the parameters per participant. A kept round is a plain
+tree of host arrays, which a run writes to a file.
 """
 
 from collections.abc import Sequence
@@ -14,10 +13,10 @@ import numpy as np
 import optax
 from jax.experimental import multihost_utils
 
-from fuprune.errors import InputError
+from fuprune.errors import InputError, UnlearnError
 from fuprune.federated.aggregate import Rule, weighted_mean
 from fuprune.federated.server import RoundInfo, follow
-from fuprune.unlearning.protocol import UnlearnError, Variables
+from fuprune.models.adapt import Variables
 
 
 class KeptRound(NamedTuple):
@@ -74,19 +73,10 @@ def keep_round(round_number: int, variables: Variables, info: RoundInfo) -> Kept
     )
 
 
-def check_kept(rounds: Sequence[KeptRound], variables: Variables) -> None:
-    """Raises an error unless there are kept rounds, of a model of these shapes."""
+def check_kept(rounds: Sequence[KeptRound]) -> None:
+    """Raises an error unless rounds were kept."""
     if not len(rounds):
         raise UnlearnError(
             "the method needs rounds of the training and none was kept; train with "
             "train.history_interval=1, or more for fed_eraser."
-        )
-    of_model, kept = (
-        jax.tree.map(np.shape, dict(one)["params"])
-        for one in (variables, rounds[0].variables)
-    )
-    if kept != of_model:
-        raise InputError(
-            "the kept rounds are of another model; use those of the training that made "
-            "this one."
         )

@@ -16,8 +16,7 @@ import optax
 
 from fuprune.options import option, options
 from fuprune.unlearning.client_sums import gradient_sum
-from fuprune.unlearning.job import Job
-from fuprune.unlearning.protocol import UnlearnResult, tree_bytes
+from fuprune.unlearning.job import Job, UnlearnResult, tree_bytes
 from fuprune.unlearning.relabel import relabelled
 from fuprune.unlearning.teaching import labels_only, passes, taught, teach
 

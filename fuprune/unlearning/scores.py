@@ -35,8 +35,7 @@ def contrast(a, target, *, floor: float = 0.0) -> jax.Array:
     of different layers compare as they are. A term frequency is a share of its layer.
 
     A thousandth of the layer's mean activation is added to the denominator, so that a
-    channel that hardly fires scores near 0, and the `floor` that noise alone can reach
-    in a mean (`noise_floor`).
+    channel that hardly fires scores near 0, and the `floor` of `noise_floor`.
     """
     a = jnp.asarray(a)
     row, classes = a[target], jnp.arange(a.shape[0])[:, None]

@@ -11,9 +11,8 @@ import optax
 
 from fuprune.federated.objective import Objective
 from fuprune.options import option, options
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Job, UnlearnResult
 from fuprune.unlearning.method import ALL_KINDS
-from fuprune.unlearning.protocol import UnlearnResult
 from fuprune.unlearning.teaching import answers_of, labels_only, passes, taught, teach
 
 

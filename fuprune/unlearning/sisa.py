@@ -1,48 +1,29 @@
 """SISA: an ensemble that was trained so that little of it has to be trained again.
 
 Bourtoule et al., "Machine Unlearning" (IEEE S&P 2021), for a federation. Shards are
-groups of clients; each trains a network of its own, which nobody else's data touch. A
-shard's clients are in slices: training starts with the first, and every slice adds its
-clients to those before and goes on from the last checkpoint. A request sends a shard
-back to the checkpoint before the first slice that holds what is named, and leaves the
-other shards alone. The shards' answers together are the model.
-
-A checkpoint is named by the SHA-256 of all that it has seen, so what a request does not
-touch is found again and what it touches is not. Forgetting is exact: the ensemble is
-the one that training on what remains would have made. For a class that most clients
-hold nothing is saved.
+groups of clients; each trains a network of its own, slice by slice: every slice adds
+clients and goes on from the last checkpoint. A request sends a shard back to the
+checkpoint before the first slice that holds what is named. A checkpoint is named by the
+SHA-256 of all that it has seen, so what a request does not touch is found again.
+Forgetting is exact; for a class that most clients hold nothing is saved.
 """
 
 import hashlib
 from collections.abc import MutableMapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.federated import FederatedDataset, keep_clients
-from fuprune.errors import InputError
+from fuprune.errors import InputError, UnlearnError
 from fuprune.models.ensemble import Ensemble, stack_members
 from fuprune.models.fresh import init_variables
 from fuprune.options import option, options
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Checkpoint, Job, Stage, TrainRounds, UnlearnResult
 from fuprune.unlearning.method import ALL_KINDS, method
-from fuprune.unlearning.protocol import (
-    Checkpoint,
-    Stage,
-    TrainRounds,
-    UnlearnError,
-    UnlearnResult,
-)
 from fuprune.unlearning.request import remaining
-
-
-class Trained(NamedTuple):
-    """The networks of all shards."""
-
-    variables: Any  # of the ensemble
-    images: list[dict[str, int]]  # for each shard, hash of a slice -> its images
 
 
 def slice_rounds(rounds: int, slices: int) -> tuple[int, ...]:
@@ -69,12 +50,8 @@ def deal_clients(key: jax.Array, num_clients: int, shards: int) -> list[list[int
 class Options:
     """Options of sisa."""
 
-    shards: int = option(
-        5, "groups of clients, each with a network of its own", ge=1, le=10_000_000
-    )
-    slices: int = option(
-        2, "R, the slices per shard; each ends with a checkpoint", ge=1, le=1000
-    )
+    shards: int = option(5, "groups of clients, a network each", ge=1, le=10_000_000)
+    slices: int = option(2, "R, slices per shard, a checkpoint each", ge=1, le=1000)
     vote: Literal["softmax", "votes"] = option(
         "softmax", "average the shards' probabilities, or count one vote per shard"
     )
@@ -105,33 +82,25 @@ def sisa(job: Job, o: Options) -> UnlearnResult:
     schedule = slice_rounds(job.train_rounds, o.slices)
     # In this order: the second training finds in `kept` the checkpoints of the first
     # that the request does not touch.
-    first, again = (
+    (before, seen), (after, seen_again) = (
         train_shards(job.model, given, groups, schedule, train, kept, shard_key)
         for given in (job.data, remaining(job.data, job.request))
     )
-    trained = sum(sum(images.values()) for images in first.images)
+    trained = sum(sum(images.values()) for images in seen)
     again_only = [
-        [after[name] for name in after if name not in before]
-        for before, after in zip(first.images, again.images, strict=True)
+        [number for name, number in again.items() if name not in first]
+        for first, again in zip(seen, seen_again, strict=True)
     ]
-    retrained, slices = sum(map(sum, again_only)), sum(map(len, again_only))
+    retrained = sum(map(sum, again_only))
     notes: dict[str, Any] = {
         "shards_retrained": sum(map(bool, again_only)),
-        "slices_retrained": slices,
+        "slices_retrained": sum(map(len, again_only)),
         "images": retrained,
         "images_of_training": trained,
         "share_of_training": retrained / max(trained, 1),
     }
-    if slices == o.shards * o.slices:
-        notes["saved"] = (
-            "nothing: the first slice of every shard holds what was forgotten, so the "
-            "whole ensemble was trained again"
-        )
-    stages = (
-        Stage("ensemble", ensemble, first.variables),
-        Stage("resharded", ensemble, again.variables),
-    )
-    return UnlearnResult(ensemble, again.variables, stages, notes=notes)
+    stages = (Stage("ensemble", ensemble, before), Stage("resharded", ensemble, after))
+    return UnlearnResult(ensemble, after, stages, notes=notes)
 
 
 def train_shards(
@@ -142,11 +111,12 @@ def train_shards(
     train: TrainRounds,
     kept: MutableMapping[str, Checkpoint],
     key: jax.Array,
-) -> Trained:
+) -> tuple[Any, list[dict[str, int]]]:
     """Train a network for every group of clients, slice by slice.
 
     Clients of a group are in the order of their slices; `schedule` has the rounds of
-    each slice; `kept`, the checkpoints that exist, grows.
+    each slice; `kept`, the checkpoints that exist, grows. Returns the ensemble's
+    variables, and for each shard the images of its slices by their hash.
     """
     image = jnp.zeros((1, *data.images.shape[1:]))
     rows, lengths = jax.device_get((data.rows, data.lengths))
@@ -183,4 +153,4 @@ def train_shards(
             found[name] = kept[name].images
         members.append(variables)
         images.append(found)
-    return Trained(stack_members(members), images)
+    return stack_members(members), images

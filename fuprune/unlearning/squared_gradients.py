@@ -1,7 +1,6 @@
 """Sums of squared per-example gradients of a network, for the Fisher information.
 
-Examples must not mix, so networks are in evaluation mode. Each example's gradients are
-formed, squared and added up, for all of its vectors in one backward pass.
+Examples must not mix, so networks are in evaluation mode.
 """
 
 from collections.abc import Callable
@@ -25,16 +24,14 @@ def sum_of_squared_gradients(
     """Sum over examples n and vectors j of (d <c_nj, logits_n> / d w)^2, elementwise.
 
     Args:
-      model: a network, called as `apply(variables, images, train=False)`, in which no
-        example's logits depend on another example.
+      model: called as `apply(variables, images, train=False)`.
       variables: its variables.
       images: [B, H, W, C] float.
-      make_cotangents: logits [B, U] -> c [B, J, U], example by example; not
-        differentiated.
+      make_cotangents: logits [B, U] -> c [B, J, U], not differentiated.
       mask: [B], 0 for examples that do not count; all do by default.
 
     Returns:
-      A tree like `variables["params"]`, float32, none of it negative.
+      A tree like `variables["params"]`, float32.
     """
     mask = jnp.ones(len(images)) if mask is None else mask
     parameters, rest = split_params(variables)

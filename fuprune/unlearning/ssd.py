@@ -7,9 +7,7 @@ the forgotten and on all data,
     w <- min(lambda I / I_f, 1) w    where    I_f > alpha I.
 
 An importance is the mean over batches of the squared gradient of a batch's mean loss,
-as in the released code: batches of one class pull together where mixed ones cancel. (By
-single images, I_f / I could not exceed the inverse of the forgotten share.) Clients
-upload two sums and train nothing.
+as in the released code: batches of one class pull together where mixed ones cancel.
 """
 
 from typing import Any
@@ -19,10 +17,9 @@ import jax.numpy as jnp
 
 from fuprune.data.federated import FederatedDataset
 from fuprune.options import option, options
-from fuprune.unlearning.client_sums import NOBODY, SIMULATED, BatchSum, gradient_sum
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.client_sums import SIMULATED, BatchSum, gradient_sum
+from fuprune.unlearning.job import Job, UnlearnResult, tree_bytes
 from fuprune.unlearning.method import ALL_KINDS, method
-from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
 from fuprune.unlearning.request import participating
 
 
@@ -30,9 +27,7 @@ from fuprune.unlearning.request import participating
 class Options:
     """Options of ssd."""
 
-    alpha: float = option(
-        10.0, "a weight is dampened if it matters this many times more", gt=0
-    )
+    alpha: float = option(10.0, "dampened if it matters this many times more", gt=0)
     dampening: float = option(1.0, "lambda: strength of the dampening", gt=0)
     batch_size: int = option(64, "images of a batch", ge=1, le=65_536)
 
@@ -49,8 +44,6 @@ def ssd(job: Job, o: Options) -> UnlearnResult:
 
     def importance(data: FederatedDataset) -> tuple[Any, int]:
         (squares, batches), examples = run(job.variables, data)
-        if not examples:
-            raise UnlearnError(NOBODY)
         return jax.tree.map(lambda x: x / batches, squares), examples
 
     forgotten, n_forgotten = importance(job.forgotten)
@@ -59,16 +52,10 @@ def ssd(job: Job, o: Options) -> UnlearnResult:
     params = jax.tree.map(
         lambda w, f, i: dampened(w, f, i, o.alpha, o.dampening), old, forgotten, every
     )
-    chosen = jax.tree.map(lambda f, i: (f > o.alpha * i).sum(), forgotten, every)
-    weights = sum(x.size for x in jax.tree.leaves(old))
-    notes = {
-        "dampened_share": float(sum(jax.tree.leaves(chosen)) / weights),
-        "images": n_forgotten + n_every,
-    }
     return job.recover(
         {**job.variables, "params": params},
         stage="dampened",
-        notes=notes,
+        notes={"images": n_forgotten + n_every},
         upload_bytes=2 * tree_bytes(old),
     )
 

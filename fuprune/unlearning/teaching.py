@@ -14,15 +14,14 @@ import numpy as np
 import optax
 
 from fuprune.data.federated import FederatedDataset, whole_cohort
-from fuprune.errors import InputError
+from fuprune.errors import UnlearnError
 from fuprune.federated.objective import Objective
 from fuprune.federated.server import fed_avg
 from fuprune.models.adapt import adapt
 from fuprune.models.layers import loops_are_fast
 from fuprune.options import option, options
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Job, UnlearnResult, tree_bytes
 from fuprune.unlearning.method import method
-from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
 
 SIMULATED = "its clients train by an objective that no message describes"
 taught = functools.partial(method, reads_forgotten=True, simulated=SIMULATED)
@@ -33,9 +32,7 @@ def passes(number: int, rate: float, size: int) -> Any:
 
     @options
     class Passes:
-        rounds: int = option(
-            number, "passes over the forgotten images", ge=0, le=100_000
-        )
+        rounds: int = option(number, "passes over forgotten images", ge=0, le=100_000)
         learning_rate: float = option(rate, "of these passes", gt=0, le=1000)
         batch_size: int = option(size, "of these passes", ge=1, le=65_536)
 
@@ -106,11 +103,6 @@ def teach(
     `o` are options as `passes` makes them; `stage` names the model before the
     fine-tuning, which minimises `recover`, or the cross-entropy.
     """
-    if not isinstance(job.backend, str):
-        raise InputError(
-            f"the method cannot run with remote clients: {SIMULATED}; choose ascent or "
-            "relabel, or run it as a simulation."
-        )
     data = job.forgotten if data is None else data
     variables, images = job.variables, int(np.sum(jax.device_get(data.lengths)))
     if images and o.rounds:

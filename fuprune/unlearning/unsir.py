@@ -6,8 +6,8 @@ TNNLS 2023). The server makes noise that the model takes least for the class,
     x = argmin -CE(model(x), class) + penalty mean |x|^2,
 
 trains the model to call it the class (impair), and fine-tuning without the class
-repairs what broke. Clients do nothing before it. The paper's impairing step mixes
-remaining images in, which a server does not have.
+repairs what broke. The paper's impairing step mixes remaining images in, which a server
+does not have.
 """
 
 import jax
@@ -17,9 +17,8 @@ import optax
 from fuprune.federated.client import split_params
 from fuprune.models.adapt import adapt
 from fuprune.options import option, options
-from fuprune.unlearning.job import Job
+from fuprune.unlearning.job import Job, UnlearnResult
 from fuprune.unlearning.method import method
-from fuprune.unlearning.protocol import UnlearnResult
 
 
 @options

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fuprune.data.federated import federate, whole_cohort
 from fuprune.data.preprocess import to_float
 from fuprune.federated.client import local_sgd
-from fuprune.federated.local_work import count_images, count_steps
+from fuprune.federated.local_work import count_steps
 from fuprune.federated.objective import classification
 from fuprune.federated.server import fed_avg
 from fuprune.models.adapt import adapt
@@ -89,6 +89,3 @@ def test_counts_agree_with_a_walk_over_the_batches(length, batch, epochs, bound)
     ][: bound or None]
     work = dict(batch_size=batch, local_epochs=epochs, local_steps=bound)
     assert count_steps(length, **work) == len(sizes)
-    assert count_images(length, **work) == sum(sizes)
-    both = count_images(np.array([length, 0]), **work)
-    np.testing.assert_array_equal(both, [sum(sizes), 0])

@@ -9,14 +9,13 @@ import pytest
 
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import whole_cohort
-from fuprune.errors import TooFewClientsError
+from fuprune.errors import TooFewClientsError, UnlearnError
 from fuprune.flower import client_app, secure
 from fuprune.flower.node import Node
 from fuprune.flower.records import PROTOCOL, unpack
 from fuprune.flower.settings import read_config
 from fuprune.run import build
 from fuprune.unlearning.activations import collect, merge_activations
-from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.secure_sum import encode
 from tests.flower.small import CONFIG, SHAPE, FakeGrid, federation, remote, small_model
 from tests.flower.test_doors import altered

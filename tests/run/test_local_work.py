@@ -67,20 +67,3 @@ def test_adam_at_the_server_follows_the_schedule(made, server, follows):
     cosine = (1 + np.cos(np.pi * np.arange(4) / 4)) / 2
     expected = 0.5 * cosine / 4 if follows else np.full(4, 0.5)
     np.testing.assert_allclose(lengths, expected, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "options, expected",
-    [
-        (dict(algorithm="fed_avg", local_epochs=3, batch_size=4), [0, 9, 30]),
-        (
-            dict(algorithm="fed_avg", local_epochs=3, batch_size=4, local_steps=4),
-            [0, 9, 14],
-        ),
-        (dict(algorithm="fed_sgd", batch_size=4), [0, 3, 4]),
-        (dict(algorithm="fed_sgd", batch_size=0), [0, 3, 10]),
-    ],
-)
-def test_replays_know_what_a_round_of_the_training_costs(options, expected):
-    images = build._training_images(setting(**options).config.train)
-    np.testing.assert_array_equal(images(np.array([0, 3, 10])), expected)

@@ -15,12 +15,12 @@ from fuprune.audit import AuditData, AuditOptions
 from fuprune.audit.audit import audit
 from fuprune.data.federated import federate
 from fuprune.data.preprocess import to_float
+from fuprune.errors import UnlearnError
 from fuprune.models.adapt import adapt
 from fuprune.surgery import SlimNetwork
 from fuprune.unlearning.fed_eraser import Replay
 from fuprune.unlearning.head import head_name
 from fuprune.unlearning.methods import METHODS
-from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.rounds import keep_round
 from tests.loading import load_module
 from tests.surgery import networks

@@ -58,6 +58,13 @@ def small_data(number=40, clients=4, **options) -> FederatedDataset:
     )
 
 
+def uneven_federation(size):
+    """Three classes, uneven clients, one of them empty; and its dataset."""
+    dataset = tiny_dataset(30, num_classes=3, size=size)
+    parts = [np.arange(0, 4), [], np.arange(4, 17), np.arange(17, 30)]
+    return dataset, federate(dataset, parts)
+
+
 def initial(model, shape=(6, 6, 1), seed=0):
     """Initial variables with every entry moved off its special value."""
     variables = init_variables(model, jax.random.key(seed), jnp.zeros((1, *shape)))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fuprune.data.federated import drop_classes
+from fuprune.errors import UnlearnError
 from fuprune.unlearning.ascent import CLIP_NORM
-from fuprune.unlearning.protocol import UnlearnError
 from tests.unlearning.small import SoftmaxRegression, forget_by, initial, small_data
 
 MODEL = SoftmaxRegression(num_classes=4)
@@ -35,15 +35,13 @@ def test_loss_on_the_class_rises_round_by_round(regression):
     assert len(losses) == 5 and all(np.diff(losses) > 0)
     measured = losses_on(MODEL, result.variables, data, 3).mean()
     np.testing.assert_allclose(losses[-1], measured, rtol=1e-5)
-    assert not result.notes["reached_cap"]
     assert result.upload_bytes == 4 * 4 * (36 * 4 + 4)
 
 
 def test_rounds_stop_at_the_cap(regression):
     data, variables = regression
     result = forget(MODEL, variables, data, rounds=500, learning_rate=0.5, loss_cap=3.0)
-    assert result.notes["reached_cap"]
-    assert result.notes["ascent_rounds"] < 500
+    assert len(result.notes["forgotten_loss"]) <= 500
     *before, last = result.notes["forgotten_loss"]
     assert max(before) < 3.0 <= last < 4.0
 
@@ -55,7 +53,7 @@ def test_an_example_at_the_cap_adds_no_gradient(regression):
     mean = float(losses_on(MODEL, variables, data, 3).mean())
     assert cap < mean
     result = forget(MODEL, variables, data, rounds=3, loss_cap=cap)
-    assert result.notes["ascent_rounds"] == 0
+    assert result.notes["images"] == 0
     chex.assert_trees_all_equal(result.variables["params"], variables["params"])
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from fuprune.data.federated import federate, take_clients
-from fuprune.errors import InputError
+from fuprune.errors import InputError, UnlearnError
 from fuprune.models import zoo
 from fuprune.models.adapt import adapt
-from fuprune.unlearning.activations import ask
+from fuprune.unlearning.activations import ClassActivations, ask
 from fuprune.unlearning.auto_rate import (
     RATES,
     Tried,
@@ -18,7 +18,6 @@ from fuprune.unlearning.auto_rate import (
     judged,
     smallest_rate,
 )
-from fuprune.unlearning.protocol import UnlearnError
 from tests.tiny import tiny_dataset
 from tests.unlearning.small import forget_by
 
@@ -75,18 +74,6 @@ def test_auto_goes_through_the_method_and_says_what_it_tried(trained):
     assert gone == int(tried["3"][-1]["rate"] * cut["channels_before"])
 
 
-def test_the_secure_sum_finds_the_same_rate(trained):
-    data, variables = trained
-    options = dict(rate="auto", num_classes=4, score="contrast")
-    plain = forget_by("class_pruning", MODEL, variables, data, (3,), **options)
-    options["secure_sum"] = True
-    secure = forget_by("class_pruning", MODEL, variables, data, (3,), **options)
-    for left, right in zip(
-        plain.notes["auto_rate"]["3"], secure.notes["auto_rate"]["3"], strict=True
-    ):
-        assert left == pytest.approx(right, abs=1e-6)
-
-
 def test_auto_under_noise_is_refused_before_anything_is_read(trained):
     data, variables = trained
     with pytest.raises(InputError, match="privacy.epsilon"):
@@ -94,6 +81,10 @@ def test_auto_under_noise_is_refused_before_anything_is_read(trained):
         forget_by("class_pruning", MODEL, variables, data, (3,), **options)
 
 
-def test_no_answers_are_no_verdict():
+def test_a_sum_is_judged_like_its_parts_and_no_answers_are_no_verdict():
+    one = ClassActivations({"right": np.array([[1.0], [3.0]])}, np.array([4.0, 6.0]))
+    two = ClassActivations({"right": np.array([[0.0], [6.0]])}, np.array([6.0, 6.0]))
+    both = jax.tree.map(np.add, one, two)
+    assert judged(0.1, [one, two]) == judged(0.1, both) == Tried(0.1, 0.1, 0.75)
     with pytest.raises(UnlearnError, match="set prune.rate to a number"):
         judged(0.1, [])

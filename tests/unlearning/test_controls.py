@@ -2,7 +2,6 @@
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -48,25 +47,19 @@ def changed(before, after):
     }
 
 
-def test_masked_logits_lose_always_and_the_others_stay(trained, images):
+@pytest.mark.parametrize(
+    ("name", "leaves"),
+    [("mask_logit", {"bias"}), ("zero_class_row", {"bias", "kernel"})],
+)
+def test_rows_of_the_head_are_hidden_and_the_others_stay(name, leaves, trained, images):
     _, variables = trained
-    result = forget("mask_logit", trained)
-    assert changed(variables, result.variables) == {"params/head/bias"}
+    result = forget(name, trained)
+    paths = {f"params/head/{leaf}" for leaf in leaves}
+    assert changed(variables, result.variables) == paths
     before, after = (MODEL.apply(v, images) for v in (variables, result.variables))
     np.testing.assert_array_equal(after[:, [0, 2]], before[:, [0, 2]])
-    assert float(jnp.max(after[:, CLASSES])) < -900
-    assert not np.isin(np.argmax(after, axis=1), CLASSES).any()
-    assert not jax.nn.softmax(after)[:, CLASSES].any()
-
-
-def test_zeroed_row_gives_zero_logits_and_the_others_stay(trained, images):
-    _, variables = trained
-    result = forget("zero_class_row", trained)
-    expected = {"params/head/bias", "params/head/kernel"}
-    assert changed(variables, result.variables) == expected
-    before, after = (MODEL.apply(v, images) for v in (variables, result.variables))
-    np.testing.assert_array_equal(after[:, [0, 2]], before[:, [0, 2]])
-    assert not after[:, CLASSES].any()
+    hidden = after if name == "zero_class_row" else jax.nn.softmax(after)
+    assert not hidden[:, CLASSES].any()
 
 
 def test_a_head_without_bias_can_be_zeroed_but_not_masked():
@@ -88,22 +81,18 @@ def test_retraining_starts_afresh_and_keys_give_the_spread(trained):
     assert changed(first.variables, second.variables)
 
 
-@pytest.mark.parametrize(
-    "control, order", [("prune_random", "random"), ("prune_lowest", "lowest")]
-)
-def test_pruning_controls_cut_as_many_other_channels(trained, control, order):
+@pytest.mark.parametrize("order", ["random", "lowest"])
+def test_pruning_controls_cut_as_many_other_channels(trained, order):
     options = dict(rate=0.3, recapture=False)
-    result = forget(control, trained, **options, order="highest")
-    same = forget("class_pruning", trained, **options, order=order, num_classes=4)
-    paper = forget("class_pruning", trained, **options, num_classes=4)
-    assert result.model == same.model
+    result = forget(f"prune_{order}", trained, **options, order="highest")
+    same = forget("class_pruning", trained, **options, order=order)
+    paper = forget("class_pruning", trained, **options)
     chex.assert_trees_all_equal(result.variables, same.variables)
-    numbers = [
-        sum(len(channels) for channels in run.notes["cuts"][0]["cut"].values())
+    gone = [
+        {(layer, i) for layer, ids in run.notes["cuts"][0]["cut"].items() for i in ids}
         for run in (result, paper)
     ]
-    assert numbers[0] == numbers[1] > 0
-    assert result.model != paper.model
+    assert len(gone[0]) == len(gone[1]) > 0 and gone[0] != gone[1]
 
 
 def test_dropped_rows_stay_out_of_the_softmax_through_fine_tuning(trained, images):
@@ -111,14 +100,10 @@ def test_dropped_rows_stay_out_of_the_softmax_through_fine_tuning(trained, image
     optimizer = optax.chain(
         optax.add_decayed_weights(5e-4), optax.sgd(0.1, momentum=0.9)
     )
-    result = forget(
-        "prune_then_drop_row", trained, make_fine_tune(3, optimizer), rate=0.3
-    )
-    assert [stage.name for stage in result.stages] == [
-        "pruned_1",
-        "pruned_3",
-        "dropped",
-    ]
+    tune = make_fine_tune(3, optimizer)
+    result = forget("prune_then_drop_row", trained, tune, rate=0.3)
+    names = [stage.name for stage in result.stages]
+    assert names == ["pruned_1", "pruned_3", "dropped"]
     head = result.stages[-1].variables["params"]["head"]
     assert not head["kernel"][:, CLASSES].any()
     assert result.model.channels == result.stages[1].model.channels

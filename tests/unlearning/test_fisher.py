@@ -1,13 +1,12 @@
 """Fisher forgetting: the information in closed form, the noise, and its limits."""
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fuprune.data.federated import drop_classes, federate
-from fuprune.federated.client import Batch
+from fuprune.errors import UnlearnError
 from fuprune.options import make
 from fuprune.surgery import PrunePlan, mask
 from fuprune.unlearning.fisher import (
@@ -17,9 +16,7 @@ from fuprune.unlearning.fisher import (
     mean_over_clients,
     released_noise,
 )
-from fuprune.unlearning.protocol import UnlearnError
 from tests import reference_baselines as reference
-from tests.tiny import tiny_dataset
 from tests.unlearning.small import (
     SmallNet,
     SoftmaxRegression,
@@ -28,18 +25,16 @@ from tests.unlearning.small import (
     initial,
     make_job,
     small_data,
+    uneven_federation,
 )
 
 REGRESSION = SoftmaxRegression(num_classes=3)
-SHAPE = (5, 5, 1)
 
 
 @pytest.fixture(scope="module")
 def regression():
-    """Softmax regression on 25 pixels, three classes, uneven clients, one empty."""
-    dataset = tiny_dataset(30, num_classes=3, size=5)
-    data = federate(dataset, [np.arange(0, 4), [], np.arange(4, 17), np.arange(17, 30)])
-    return dataset, data, initial(REGRESSION, SHAPE)
+    """Softmax regression on 25 pixels."""
+    return *uneven_federation(5), initial(REGRESSION, (5, 5, 1))
 
 
 def parameters(variables):
@@ -73,32 +68,6 @@ def test_information_of_softmax_regression_is_numpys(regression, backend, chunk)
     head = diagonal["head"]
     np.testing.assert_allclose(head["kernel"], kernel, rtol=1e-4, atol=1e-8)
     np.testing.assert_allclose(head["bias"], bias, rtol=1e-4, atol=1e-8)
-
-
-def test_information_is_an_expectation_over_labels_per_example():
-    """The definition, label by label and image by image, through convolutions."""
-    model = SmallNet()
-    variables = initial(model)
-    images = jax.random.normal(jax.random.key(1), (3, 6, 6, 1))
-
-    def log_probability(params, image, y):
-        logits = model.apply({**variables, "params": params}, image[None], train=False)
-        return jax.nn.log_softmax(logits[0])[y]
-
-    @jax.jit
-    def expected(image):
-        logits = model.apply(variables, image[None], train=False)[0]
-        gradients = jax.vmap(
-            lambda y: jax.grad(log_probability)(variables["params"], image, y)
-        )(jnp.arange(4))
-        return jax.tree.map(
-            lambda g: jnp.tensordot(jax.nn.softmax(logits), g**2, axes=1), gradients
-        )
-
-    total = jax.tree.map(lambda *x: sum(x), *(expected(image) for image in images))
-    batch = Batch(images, None, jnp.ones(3))
-    actual = jax.jit(lambda: fisher_sum(model)(variables, batch))()
-    chex.assert_trees_all_close(actual, total, rtol=1e-4, atol=1e-8)
 
 
 def forget(model, variables, data, classes, **options):

@@ -9,11 +9,11 @@ import numpy as np
 import optax
 import pytest
 
+from fuprune.errors import UnlearnError
 from fuprune.federated.server import fed_avg
 from fuprune.models.adapt import adapt
 from fuprune.unlearning.fed_eraser import Replay
 from fuprune.unlearning.head import head_classes, head_name
-from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.request import ForgetRequest
 from tests.unlearning.small import forget_by, small_data, train_and_keep
 
@@ -52,21 +52,13 @@ HEAD = "2/0"
 
 
 @pytest.mark.parametrize("request_", [(1,), ForgetRequest(clients=(2,))])
-@pytest.mark.parametrize("variant", ["golatkar", "paper"])
-def test_fisher_noises_a_network_of_lists(variant, request_):
-    result = forget_by(
-        "fisher", MODEL, VARIABLES, small_data(), request_, variant=variant, head=HEAD
-    )
+def test_fisher_noises_a_network_of_lists(request_):
+    given = (MODEL, VARIABLES, small_data(), request_)
+    result = forget_by("fisher", *given, head=HEAD)
     chex.assert_trees_all_equal_structs(result.variables, VARIABLES)
     chex.assert_tree_all_finite(result.variables)
     before, after = (tree["params"][0].kernel for tree in (VARIABLES, result.variables))
     assert not np.any(before == after)
-
-
-def test_a_value_that_is_not_finite_is_named_by_its_place():
-    broken = jax.tree.map(lambda x: x.at[0].set(jnp.nan), VARIABLES)
-    with pytest.raises(UnlearnError, match=r"is not finite at \d/kernel"):
-        forget_by("fisher", MODEL, broken, small_data(), (1,), head=HEAD)
 
 
 def test_regrowing_a_network_of_lists_keeps_its_shallow_layers():
@@ -95,14 +87,13 @@ def test_the_head_is_found_and_its_rows_are_set_in_any_tree():
         head_classes({"params": jnp.ones((36, 4))}, "")
 
 
-@pytest.mark.parametrize("variant", ["paper", "released"])
-def test_replaying_the_rounds_of_a_network_of_lists(variant):
+def test_replaying_the_rounds_of_a_network_of_lists():
     algorithm = fed_avg(
         MODEL, client_optimizer=optax.sgd(0.05), batch_size=8, keep_updates=True
     )
     data, request = small_data(), ForgetRequest(clients=(2,))
     trained, kept = train_and_keep(algorithm, VARIABLES, data, [range(4)] * 2)
-    options = dict(kept_rounds=kept, replay=Replay(algorithm), variant=variant)
+    options = dict(kept_rounds=kept, replay=Replay(algorithm), variant="released")
     result = forget_by("fed_eraser", MODEL, trained, data, request, **options)
     chex.assert_trees_all_equal_structs(result.variables, VARIABLES)
     chex.assert_tree_all_finite(result.variables)

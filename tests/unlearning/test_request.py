@@ -13,14 +13,18 @@ from fuprune.unlearning.request import (
     ForgetRequest,
     as_request,
     check_request,
+    choose_participants,
     describe_request,
     forgotten,
     holders,
+    missing_classes,
+    participating,
     remaining,
     warn_of,
 )
 from tests.tiny import tiny_dataset
 from tests.unlearning.small import (
+    SmallNet,
     SoftmaxRegression,
     forget_by,
     held_by,
@@ -82,9 +86,9 @@ def test_a_tuple_of_ints_is_classes():
         (ForgetRequest((1,), (2,)), "names classes and clients; allowed: one kind"),
         ((3.7,), r"names \(3.7,\); allowed: whole numbers"),
         (ForgetRequest(examples=(np.float64(2),)), "allowed: whole numbers"),
-        (ForgetRequest(clients=(5,)), "names client 5; allowed: 0 to 4"),
-        (ForgetRequest(clients=(-1,)), "names client -1; allowed: 0 to 4"),
-        (ForgetRequest(examples=(40,)), "names example 40; allowed: 0 to 39"),
+        (ForgetRequest(clients=(5,)), "names client 5, who holds no .* 0 to 4"),
+        (ForgetRequest(clients=(-1,)), "names client -1, who holds no"),
+        (ForgetRequest(examples=(40,)), "names example 40, .* 0 to 39"),
         (ForgetRequest(classes=(4,)), "names class 4; allowed: 0 to 3"),
         (ForgetRequest(clients=(0, 1, 2, 3, 4)), "no example would remain"),
         (ForgetRequest(examples=tuple(range(40))), "no example would remain"),
@@ -98,13 +102,12 @@ def test_impossible_requests_are_refused_in_one_line(request_, message):
 
 def test_what_nobody_holds_cannot_be_forgotten():
     data = federate(DATASET, [np.arange(0, 10), [], np.arange(10, 30)])
-    with pytest.raises(ValueError, match="client 1, without a single example"):
-        check_request(ForgetRequest(clients=(1,)), data)
+    gone = remaining(data, ForgetRequest(clients=(0,)))
+    for given, client in ((data, 1), (gone, 0)):
+        with pytest.raises(ValueError, match=f"client {client}, who holds no example"):
+            check_request(ForgetRequest(clients=(client,)), given)
     with pytest.raises(ValueError, match="example 35, which no client holds"):
         check_request(ForgetRequest(examples=(35,)), data)
-    gone = remaining(data, ForgetRequest(clients=(0,)))
-    with pytest.raises(ValueError, match="client 0, who has left"):
-        check_request(ForgetRequest(clients=(0,)), gone)
 
 
 def test_the_only_holder_of_a_class_is_warned_about():
@@ -124,6 +127,40 @@ def test_holders_are_read_though_they_are_no_participants():
     assert holders(DATA, request) == (3,)
     np.testing.assert_array_equal(job.forgotten.lengths, [0, 0, 0, 8, 0])
     np.testing.assert_array_equal(job.remaining.lengths, [8, 8, 0, 0, 0])
+
+
+ONE_CLASS_EACH = federate(
+    DATASET, [np.flatnonzero(DATASET.labels == u % 4) for u in (0, 1, 2, 3, 0, 1)]
+)
+
+
+def test_participants_are_different_clients_and_the_keys_alone():
+    drawn = [choose_participants(jax.random.key(i), ONE_CLASS_EACH, 3) for i in (0, 1)]
+    assert drawn[0] == choose_participants(jax.random.key(0), ONE_CLASS_EACH, 3)
+    assert all(len(set(ids)) == 3 and set(ids) <= set(range(6)) for ids in drawn)
+
+
+@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.given(
+    ids=st.sets(st.integers(0, 5), min_size=1), classes=st.sets(st.integers(0, 5))
+)
+def test_missing_classes_are_those_no_participant_holds(ids, classes):
+    held = {k % 4 for k in ids}
+    missing = missing_classes(ONE_CLASS_EACH, tuple(ids), sorted(classes))
+    assert missing == tuple(u for u in sorted(classes) if u not in held)
+
+
+@pytest.mark.parametrize("ids", [(), (6,), (-1,)])
+def test_participants_that_do_not_exist_are_refused(ids):
+    with pytest.raises(ValueError, match="one or more client ids from 0 to 5"):
+        participating(ONE_CLASS_EACH, ids)
+
+
+def test_a_client_that_is_named_twice_takes_part_once():
+    given = (SmallNet(), initial(SmallNet()), ONE_CLASS_EACH, (1,))
+    options = [dict(rate=0.3, participants=ids) for ids in ((1, 2, 1), (1, 2))]
+    notes = [forget_by("class_pruning", *given, **x).notes for x in options]
+    assert notes[0] == notes[1] and notes[0]["participants"] == 2
 
 
 REQUESTS = (

@@ -10,17 +10,14 @@ import numpy as np
 import optax
 import pytest
 
-from fuprune.data.dataset import Dataset
-from fuprune.federated.evaluate import make_evaluator
+from fuprune.errors import UnlearnError
 from fuprune.models.ensemble import Ensemble, member_of
 from fuprune.models.zoo import create
 from fuprune.surgery.rebuild import from_spec, spec
-from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.request import ForgetRequest, remaining
 from fuprune.unlearning.sisa import deal_clients, slice_rounds, train_shards
 from tests import reference_requests as reference
 from tests.unlearning.small import (
-    SmallNet,
     SoftmaxRegression,
     forget_by,
     initial,
@@ -81,16 +78,10 @@ def test_only_slices_from_the_request_on_are_trained_again(data, groups, place):
 def test_forgetting_is_exactly_training_on_what_remains(data, groups):
     request = ForgetRequest(examples=(3, 17))
     result = forget(data, request)
-    scratch = train_shards(
-        LINEAR,
-        remaining(data, request),
-        groups,
-        slice_rounds(ROUNDS, SLICES),
-        train,
-        {},
-        jax.random.split(KEY)[1],
-    )
-    chex.assert_trees_all_equal(result.variables, scratch.variables)
+    left, schedule = remaining(data, request), slice_rounds(ROUNDS, SLICES)
+    key = jax.random.split(KEY)[1]
+    scratch, _ = train_shards(LINEAR, left, groups, schedule, train, {}, key)
+    chex.assert_trees_all_equal(result.variables, scratch)
 
 
 def test_kept_checkpoints_are_found_again_and_change_nothing(data):
@@ -105,13 +96,10 @@ def test_kept_checkpoints_are_found_again_and_change_nothing(data):
     assert first.notes == again.notes
 
 
-def test_for_a_class_nothing_is_saved_and_it_says_so(data):
+def test_for_a_class_nothing_is_saved(data):
     result = forget(data, (1,))
     assert result.notes["slices_retrained"] == SHARDS * SLICES
-    assert result.notes["saved"].startswith("nothing")
-    spared = forget(data, ForgetRequest(clients=(0,)))
-    assert "saved" not in spared.notes
-    assert 0 < spared.notes["share_of_training"] < 1
+    assert 0 < result.notes["share_of_training"] < 1  # there are fewer images
 
 
 def test_ensemble_averages_probabilities_or_counts_votes():
@@ -122,20 +110,6 @@ def test_ensemble_averages_probabilities_or_counts_votes():
     np.testing.assert_allclose(mean, [[0.4, 0.6, 0.0]], atol=1e-5)
     votes = jnp.exp(Ensemble(LINEAR, 3, "votes").combine(answers))
     np.testing.assert_allclose(votes, [[0.6, 0.4, 0.0]], atol=1e-5)
-
-
-def test_ensemble_is_a_network_that_trains_and_is_evaluated():
-    model, images = Ensemble(SmallNet(), 2), jnp.ones((3, 6, 6, 1))
-    variables = model.init(jax.random.key(0), images)
-    logits = model.apply(variables, images, train=False)
-    np.testing.assert_allclose(jnp.exp(logits).sum(axis=1), 1.0, rtol=1e-5)
-    _, updated = model.apply(
-        variables, images, train=True, mask=jnp.ones(3), mutable=["batch_stats"]
-    )
-    chex.assert_trees_all_equal_shapes(updated["batch_stats"], variables["batch_stats"])
-    split = Dataset(np.zeros((4, 6, 6, 1), np.uint8), np.arange(4, dtype=np.int32))
-    found = make_evaluator(model, split, num_classes=4)(variables)
-    assert found.confusion.sum() == 4
 
 
 def test_ensemble_is_rebuilt_from_plain_data():

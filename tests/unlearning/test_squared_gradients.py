@@ -66,50 +66,18 @@ class Shared(nn.Module):
         pytest.param(Shared(), id="shared"),
     ],
 )
-def test_equals_gradients_squared_one_by_one(model):
-    images = jax.random.normal(jax.random.key(5), (3, *SHAPE))
+def test_equals_gradients_squared_one_by_one_and_padding_does_not_count(model):
+    images = jax.random.normal(jax.random.key(5), (4, *SHAPE))
     variables = initial(model)
     if hasattr(model, "depth"):
         # Unmoved kernels keep the logits small, so that their sines can be compared.
         variables = init_variables(model, jax.random.key(0), images[:1])
-    squares = jax.jit(lambda v, x: sum_of_squared_gradients(model, v, x, vectors))(
-        variables, images
-    )
-    expected = by_definition(model, variables, images)
+    expected = by_definition(model, variables, images[jnp.array([0, 1, 3])])
+    padded, mask = images.at[2].set(50.0), jnp.array([1.0, 1.0, 0.0, 1.0])
+    run = jax.jit(lambda *seen: sum_of_squared_gradients(model, *seen, vectors, mask))
+    squares = run(variables, padded)
     chex.assert_trees_all_equal_structs(squares, expected)
-    for found, known in zip(
-        jax.tree.leaves(squares), jax.tree.leaves(expected), strict=True
-    ):
+    for found, known in zip(*map(jax.tree.leaves, (squares, expected)), strict=True):
         # Squares of gradients that cancel are all rounding; the layer's size tells.
         bound = 1e-5 * np.max(known) + 1e-6
         np.testing.assert_allclose(found, known, rtol=1e-3, atol=bound)
-
-
-@pytest.mark.parametrize("model", [SmallNet(), Shared()], ids=["plain", "shared"])
-def test_masked_examples_do_not_count_whatever_they_hold(model):
-    variables = initial(model)
-    images = jax.random.normal(jax.random.key(5), (4, *SHAPE))
-    run = jax.jit(
-        lambda x, m: sum_of_squared_gradients(model, variables, x, vectors, m)
-    )
-    some = run(images.at[2].set(50.0), jnp.array([1.0, 1.0, 0.0, 1.0]))
-    none = run(images.at[2].set(0.0), jnp.array([1.0, 1.0, 0.0, 1.0]))
-    every = run(images, jnp.ones(4))
-    chex.assert_trees_all_close(some, none, rtol=1e-6)
-    assert all(
-        bool(jnp.any(a < b))
-        for a, b in zip(jax.tree.leaves(some), jax.tree.leaves(every), strict=True)
-    )
-
-
-def test_memory_grows_with_the_chunk():
-    model = SmallNet(width=32, input_shape=(16, 16, 1))
-    variables = initial(model, (16, 16, 1))
-
-    def temporary_bytes(batch):
-        images = jax.ShapeDtypeStruct((batch, 16, 16, 1), jnp.float32)
-        run = jax.jit(lambda v, x: sum_of_squared_gradients(model, v, x, vectors))
-        return run.lower(variables, images).compile().memory_analysis()
-
-    small, large = (temporary_bytes(n).temp_size_in_bytes for n in (4, 16))
-    assert small < large < 4.5 * small

@@ -70,8 +70,3 @@ def test_jit_and_vmap_over_targets_and_layers_agree_with_plain_calls(variant):
     batched = jax.jit(jax.vmap(over_targets, in_axes=(0, None)))(a, jnp.arange(4))
     plain = [[score(layer, target) for target in range(4)] for layer in a]
     np.testing.assert_allclose(batched, plain, rtol=1e-6, atol=1e-7)
-
-
-def test_unknown_variant_is_refused():
-    with pytest.raises(ValueError, match="'smooth', but must be one of paper"):
-        tfidf.inverse_document_frequency(jnp.ones((2, 2)), variant="smooth")

@@ -29,32 +29,21 @@ def test_every_net_trains_alike_for_ten_rounds_after_any_plan(name, seed, share)
     8 images, of which its last layers see one pixel each.
     """
     with jax.enable_x64(True):
-        model = zoo.create(
-            name, num_classes=4, input_shape=(6, 6, 1), dtype=jnp.float64
-        )
+        form = dict(num_classes=4, input_shape=(6, 6, 1), dtype=jnp.float64)
+        model = zoo.create(name, **form)
         plan = drawing.plan_for(model, seed, share)
-        _check_federated_training(model, plan, images=96, batch_size=32)
-
-
-def _check_federated_training(model, plan, *, images=24, batch_size=8):
-    variables = jax.tree.map(
-        lambda leaf: leaf.astype(model.dtype), tiny_variables(model)
-    )
-    data = federate(tiny_dataset(images), np.array_split(np.arange(images), 3))
-    losses = []
-    pairs = (compact(model, variables, plan), (model, mask(model, variables, plan)))
-    for net, values in pairs:
-        algorithm = fed_avg(
-            net,
-            client_optimizer=optax.chain(
-                optax.add_decayed_weights(5e-4),
-                optax.sgd(0.005, momentum=0.9, nesterov=True),
-            ),
-            batch_size=batch_size,
+        variables = jax.tree.map(np.float64, tiny_variables(model))
+        data = federate(tiny_dataset(96), np.array_split(np.arange(96), 3))
+        optimizer = optax.chain(
+            optax.add_decayed_weights(5e-4),
+            optax.sgd(0.005, momentum=0.9, nesterov=True),
         )
-        state, key = algorithm.init(values), jax.random.key(1)
-        result = fit(algorithm, state, data, key=key, cohort_size=2, rounds=10)
-        losses.append([record.metrics["loss"] for record in result.history])
-    print(type(model).__name__, model.depth, np.max(np.abs(np.subtract(*losses))))
+        pairs = compact(model, variables, plan), (model, mask(model, variables, plan))
+        losses = []
+        for net, values in pairs:
+            algorithm = fed_avg(net, client_optimizer=optimizer, batch_size=32)
+            state, how = algorithm.init(values), dict(cohort_size=2, rounds=10)
+            result = fit(algorithm, state, data, key=jax.random.key(1), **how)
+            losses.append([record.metrics["loss"] for record in result.history])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5, atol=1e-5)
     assert losses[0][-1] < losses[0][0]
