@@ -68,10 +68,10 @@ def federate(
     lengths = np.fromiter(map(len, parts), np.int32, len(parts))
     # All parts at once: more steps per client would take seconds for a million.
     held = np.concatenate([np.asarray(part) for part in parts])
-    if held.dtype == bool or _outside(held, len(dataset.labels)).any():
+    last = len(dataset.labels) - 1
+    if held.dtype == bool or np.any((held < 0) | (held > last)):
         raise InputError(
-            "Clients hold what is not the index of an example: they run from 0 to "
-            f"{len(dataset.labels) - 1}."
+            f"Clients hold what is no index of an example, which run from 0 to {last}."
         )
     rows = np.zeros((len(parts), max(1, int(lengths.max()))), np.int32)
     rows[np.arange(rows.shape[1]) < lengths[:, None]] = held
@@ -81,10 +81,6 @@ def federate(
         rows=place(rows),
         lengths=place(lengths),
     )
-
-
-def _outside(ids: np.ndarray, number: int) -> np.ndarray:
-    return (ids < 0) | (ids >= number)
 
 
 def drop_classes(data: FederatedDataset, classes: Iterable[int]) -> FederatedDataset:
@@ -121,7 +117,7 @@ def _named(ids: Iterable[int], number: int, what: str) -> np.ndarray:
     """Which of `number` examples or clients are named; [number] bool."""
     # A mask of truth values, which would name 0 and 1, is refused.
     chosen = np.asarray(distinct_integers(ids, name=what), np.int64)
-    if _outside(chosen, number).any():
+    if np.any((chosen < 0) | (chosen >= number)):
         raise InputError(
             f"{what} are {chosen[:9].tolist()}, but ids lie in [0, {number - 1}]."
         )
@@ -161,9 +157,7 @@ def keep_clients(data: FederatedDataset, clients: Iterable[int]) -> FederatedDat
 
 
 @jax.jit
-def _compress_rows(
-    rows: jax.Array, lengths: jax.Array, stays: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _compress_rows(rows, lengths, stays):
     """Moves the entries of rows [K, L] for which stays [N] holds to the front."""
     num_clients, width = rows.shape
     remains = (jnp.arange(width) < lengths[:, None]) & stays[rows]
@@ -194,9 +188,7 @@ def sample_cohort(key: jax.Array, data: FederatedDataset, size: int) -> Cohort:
 
 
 @functools.partial(jax.jit, static_argnames="size")
-def _draw(
-    key: jax.Array, rows: jax.Array, lengths: jax.Array, size: int, members
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _draw(key, rows, lengths, size: int, members):
     if members is None:
         return _rows_of(rows, lengths, draw_distinct(key, rows.shape[0], size))
     return _rows_of(rows, lengths, members[draw_distinct(key, len(members), size)])
@@ -252,7 +244,5 @@ def take_clients(data: FederatedDataset, clients: jax.Array | Sequence[int]) -> 
 
 # One program for what would be a dozen, one per operation of every index.
 @jax.jit
-def _rows_of(
-    rows: jax.Array, lengths: jax.Array, clients: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _rows_of(rows, lengths, clients):
     return rows[clients], lengths[clients], clients

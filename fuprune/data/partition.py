@@ -45,9 +45,7 @@ def bias_partition(
     _at_least_one(num_clients=num_clients)
     labels = _checked_labels(labels, num_classes)
     if not 0.0 <= bias <= 1.0:
-        raise InputError(
-            f"bias is {bias}, but q is a probability: give a value in [0, 1]."
-        )
+        raise InputError(f"bias is {bias}, but q is a probability in [0, 1].")
     rng = np.random.default_rng(seed)
     order = rng.permutation(num_clients)
     # Column by column: is it biased, which other group, which group instead of an
@@ -89,10 +87,7 @@ def dirichlet_partition(
     _at_least_one(num_clients=num_clients)
     labels = _checked_labels(labels, num_classes)
     if not 0.0 < alpha < np.inf:
-        raise InputError(
-            f"alpha is {alpha}, but a Dirichlet concentration is a positive finite "
-            "number: give for example 0.5."
-        )
+        raise InputError(f"alpha is {alpha}, but it must be positive and finite.")
     rng = np.random.default_rng(seed)
     owner = np.zeros(len(labels), np.int64)
     for label in range(num_classes):
@@ -140,8 +135,7 @@ def pathological_partition(
     if not num_classes / num_clients <= share <= num_classes:
         raise InputError(
             f"{num_clients} clients with classes_per_client={share} cannot hold all "
-            f"{num_classes} classes, each client different ones: give more clients, or "
-            f"another number of classes per client, at most {num_classes}."
+            f"{num_classes} classes: give more clients, or at most {num_classes} each."
         )
     rng = np.random.default_rng(seed)
     # Clients take k classes after each other from one permutation of the classes
@@ -235,10 +229,7 @@ def hold_out(
     client after client, in random order by class.)
     """
     if not 0.0 <= share < 1.0:
-        raise InputError(
-            f"share is {share}, but what is held out is a part of the data: give a "
-            "value in [0, 1), for example 0.1."
-        )
+        raise InputError(f"share is {share}, but a part of the data is in [0, 1).")
     if share == 0:
         return list(parts), np.empty(0, np.int32)
     sizes = np.array([len(part) for part in parts], np.int64)
@@ -313,6 +304,4 @@ def _checked_labels(labels: np.ndarray | Sequence[int], num_classes: int) -> np.
 def _at_least_one(**counts: int) -> None:
     for name, value in counts.items():
         if value != int(value) or value < 1:
-            raise InputError(
-                f"{name} is {value}, but it must be an integer of 1 or more."
-            )
+            raise InputError(f"{name} is {value}, but must be an integer from 1.")

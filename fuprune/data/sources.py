@@ -34,6 +34,7 @@ from fuprune.files import cache_folder
 
 MANY = 2_000  # training images of a set whose decoded copy is kept
 _LOGGER = logging.getLogger(__name__)
+Folder = str | os.PathLike | None
 _NAME = re.compile(r"[A-Za-z0-9_]+(/[A-Za-z0-9_.+-]+)?(:\d+\.\d+\.\d+)?")
 
 
@@ -46,9 +47,7 @@ class Source(NamedTuple):
     decodes: bool = True  # whether a copy is faster to read than the set
 
 
-def load(
-    name: str, *, split: str, data_dir: str | os.PathLike | None = None
-) -> Dataset:
+def load(name: str, *, split: str, data_dir: Folder = None) -> Dataset:
     """Loads one split of a dataset into host memory.
 
     Args:
@@ -58,9 +57,6 @@ def load(
       split: "train" or "test".
       data_dir: Where sets lie and are fetched to; TFDS_DATA_DIR or
         ~/tensorflow_datasets if not given. A relative PATH is looked up there, too.
-
-    Returns:
-      images [N, H, W, C] uint8 and labels [N] int32.
 
     Raises:
       DamagedDataError: What was found is damaged; the line names it.
@@ -76,22 +72,18 @@ def load(
 load_dataset = load  # its name at the top level
 
 
-def class_names(
-    name: str, data_dir: str | os.PathLike | None = None
-) -> tuple[str, ...]:
+def class_names(name: str, data_dir: Folder = None) -> tuple[str, ...]:
     """The names of the classes in label order; "0" to "U-1" where they have none."""
     known = find_known(name)
     return read(name, data_dir).class_names if known is None else known.class_names
 
 
-def num_classes(name: str, data_dir: str | os.PathLike | None = None) -> int:
+def num_classes(name: str, data_dir: Folder = None) -> int:
     """How many classes a set has."""
     return len(class_names(name, data_dir))
 
 
-def column(
-    name: str, key: str, data_dir: str | os.PathLike | None = None
-) -> np.ndarray:
+def column(name: str, key: str, data_dir: Folder = None) -> np.ndarray:
     """A further fact about each training image, such as whose it is; [N].
 
     `key` is an array of an .npz file, a column of a Hugging Face set, or "client" for
@@ -110,7 +102,7 @@ def column(
 _REMEMBERED: dict[str, LabelledSet] = {}
 
 
-def read(name: str, data_dir: str | os.PathLike | None = None) -> LabelledSet:
+def read(name: str, data_dir: Folder = None) -> LabelledSet:
     """The whole set: remembered, or its decoded copy, or read where it was found."""
     source = _find(name, data_dir)
     key = hashlib.sha256(repr(source.fingerprint).encode()).hexdigest()[:32]
@@ -128,7 +120,7 @@ def read(name: str, data_dir: str | os.PathLike | None = None) -> LabelledSet:
     return _REMEMBERED[key]
 
 
-def _find(name: str, data_dir: str | os.PathLike | None) -> Source:
+def _find(name: str, data_dir: Folder) -> Source:
     scheme, _, place = name.partition(":")
     if scheme not in ("npz", "folder", "hf"):
         return _find_named(name, data_dir)
@@ -155,9 +147,7 @@ def _find(name: str, data_dir: str | os.PathLike | None) -> Source:
     return Source(lambda: folder_source.read(path, size), fingerprint, path)
 
 
-def _find_path(
-    scheme: str, place: str, data_dir: str | os.PathLike | None
-) -> pathlib.Path:
+def _find_path(scheme: str, place: str, data_dir: Folder) -> pathlib.Path:
     """The file or directory that is meant, or an error that says where it is not."""
     wanted = pathlib.Path(place).expanduser()
     # An absolute path stays what it is behind another.
@@ -173,7 +163,7 @@ def _find_path(
     )
 
 
-def _find_named(name: str, data_dir: str | os.PathLike | None) -> Source:
+def _find_named(name: str, data_dir: Folder) -> Source:
     """A set known by name, by the first way that leads to it.
 
     The ways in their order: its own files on disk; a directory prepared by TFDS; its
@@ -247,9 +237,7 @@ def _prepared(name: str, root: pathlib.Path) -> Source | None:
     )
 
 
-def _unavailable(
-    name: str, known: KnownSet, root: pathlib.Path, looked: list[str]
-) -> str:
+def _unavailable(name: str, known: KnownSet, root: pathlib.Path, looked) -> str:
     ways = []
     close = difflib.get_close_matches(name, KNOWN_SETS)
     if close and not known.class_names:
