@@ -28,17 +28,6 @@ def test_processes_and_pods_agree(jobset):
     assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
 
 
-def test_process_0_is_where_the_others_look(jobset):
-    """The name that JobSet gives its first pod, and the port it opens."""
-    name = jobset["metadata"]["name"]
-    job = jobset["spec"]["replicatedJobs"][0]["name"]
-    (coordinator,) = [c for c in command_of(jobset) if c.startswith("--coordinator=")]
-    host, port = coordinator.removeprefix("--coordinator=").split(":")
-    assert host == f"{name}-{job}-0-0.{name}"
-    (container,) = job_of(jobset)["template"]["spec"]["containers"]
-    assert [p["containerPort"] for p in container["ports"]] == [int(port)]
-
-
 def test_its_command_is_one_that_fuprune_takes(jobset, monkeypatch, tmp_path):
     """Anywhere: an image with the package has no configs/ of its own."""
     from fuprune import main
@@ -85,13 +74,3 @@ def test_nodes_reach_the_gate_and_nothing_else(federation):
         assert pod["spec"]["securityContext"]["runAsNonRoot"]
     mounts = node["spec"]["containers"][0]["volumeMounts"]
     assert {m["name"] for m in mounts if m.get("readOnly")} == {"keys", "data"}
-
-
-def test_the_links_command_is_one_that_the_launcher_takes(federation, monkeypatch):
-    launch = pytest.importorskip("fuprune.flower.launch")
-    pod = federation["StatefulSet", "fuprune-link"]["spec"]["template"]["spec"]
-    command, asked = pod["containers"][0]["command"], []
-    monkeypatch.setattr(launch, "link", asked.append)
-    assert command[:3] == ["python", "-m", "fuprune.flower.launch"]
-    assert launch.main(command[3:]) == 0
-    assert (asked[0].port, asked[0].nodes) == (8443, 3)

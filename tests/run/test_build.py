@@ -2,10 +2,8 @@
 
 from fuprune import config as config_lib
 from fuprune import results
-from fuprune.federated.objective import classification
 from fuprune.results import MethodRow, RunRecord, StageRow
 from fuprune.run import build
-from fuprune.run.loop import Experiment
 from fuprune.run.store import Store
 
 
@@ -59,26 +57,3 @@ def test_what_is_finished_counts_no_more(tmp_path):
     (tmp_path / "results.json").write_text(results.dumps(done))
     assert planned(tmp_path, "class_pruning,retrain") == 7 + 100
     assert planned(tmp_path, "retrain", **{"unlearn.retrain_seeds": 1}) == 0
-
-
-def test_seeds_share_an_algorithm(monkeypatch):
-    """The same model, rounds and rates give the same object; anything else does not."""
-    calls = []
-    monkeypatch.setattr(
-        build, "make_algorithm", lambda *a, **k: calls.append(k) or object()
-    )
-    run = Experiment(*[None] * 7)
-
-    def algorithm(model="net", objective=None, rounds=20):
-        schedule = build.Schedule(rounds, 0.1)
-        return run.algorithm(model, schedule, objective=objective)
-
-    first = algorithm()
-    assert algorithm() is first and len(calls) == 1
-    assert algorithm(rounds=10) is not first
-    assert algorithm(model="slim") is not first
-    # An objective may hold arrays of its own, and a network without a hash is no key.
-    own = classification(0.1)
-    assert algorithm(objective=own) is not algorithm(objective=own)
-    assert algorithm(model=["net"]) is not algorithm(model=["net"])
-    assert len(calls) == 7

@@ -14,7 +14,6 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 
-from fuprune.errors import InputError
 from fuprune.models import zoo
 from fuprune.models.fresh import init_variables
 from fuprune.run import checkpoint
@@ -83,17 +82,6 @@ def test_damaged_newest_step_is_reported_and_the_one_before_used(
     # The rounds after it are trained and saved again.
     save(tmp_path, 2)
     assert checkpoint.restore(tmp_path, target)[0] == 2
-
-
-def test_a_spec_that_is_refused_is_an_error_and_no_older_step_is_tried(tmp_path):
-    save(tmp_path, 1)
-    save(tmp_path, 2)
-
-    def refuse(spec):
-        raise InputError(f"no {spec}")
-
-    with pytest.raises(InputError, match="no {'width': 4}"):
-        checkpoint.restore(tmp_path, refuse)
 
 
 def test_full_disk_is_one_error_and_the_last_good_step_stays(tmp_path, monkeypatch):

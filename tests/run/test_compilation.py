@@ -22,7 +22,6 @@ FLAG = "--xla_cpu_use_fusion_emitters"
     ("compilation", "given", "quick", "flags"),
     [
         ("full", "", "False", ""),
-        ("quick", "", "True", f"{FLAG}=false"),
         ("quick", f"{FLAG}=true", "True", f"{FLAG}=true"),
     ],
 )

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from fuprune.models import zoo
 from fuprune.run import checkpoint, export
 from fuprune.surgery import layer_names, rebuild
-from tests.run.watch import bounded_memory, nothing_happens_outside
+from tests.run.watch import nothing_happens_outside
 
 
 class Payload:
@@ -63,7 +63,7 @@ def put_together(header, body, length=None):
 
 def load_model(home, data):
     (home / "model.safetensors").write_bytes(data)
-    with nothing_happens_outside(home), bounded_memory():
+    with nothing_happens_outside(home):
         return checkpoint.load(home)
 
 

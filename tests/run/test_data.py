@@ -9,7 +9,7 @@ import pytest
 from fuprune import config as configuration
 from fuprune.audit.backdoor import TARGET
 from fuprune.config import ConfigError, Dealing
-from fuprune.data import normalisation, sources
+from fuprune.data import sources
 from fuprune.errors import FupruneError
 from fuprune.run import build, machine
 from fuprune.run.data import describe_sets, load_data
@@ -103,25 +103,6 @@ def test_partitions_of_the_data_follow_the_images_that_are_left(own, tmp_path):
     from_file.data.limit = 4
     with pytest.raises(FupruneError, match="data.limit is 4 with partition.kind=file"):
         load_data(from_file, RUNTIME)
-
-
-def test_statistics_are_constants_federated_sums_or_central(own):
-    def scaled(kind):
-        config = settings(own, data__normalise=kind)
-        federation = load_data(config, RUNTIME)
-        image = np.full((1, 6, 5, 3), 40, np.uint8)
-        return federation, float(federation.prepare(None, image)[0, 0, 0, 0])
-
-    _, constants = scaled("constants")
-    assert constants == pytest.approx((40 / 255 - 0.5) / 0.25, abs=1e-5)
-    federation, federated = scaled("federated")
-    kept = federation.train.images[federation.train.labels != 2]
-    mean, std = normalisation.channel_statistics(kept)
-    assert federated == pytest.approx((40 / 255 - mean[0]) / std[0], abs=1e-4)
-    _, central = scaled("central")
-    mean, std = normalisation.channel_statistics(federation.train.images)
-    assert central == pytest.approx((40 / 255 - mean[0]) / std[0], abs=1e-4)
-    assert abs(central - federated) > 1e-3
 
 
 IID = dict(partition__kind="iid", unlearn__classes="")

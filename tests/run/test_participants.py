@@ -53,12 +53,6 @@ def test_every_method_that_reads_clients_reads_the_same_ones():
     assert len(options(other, "fisher")["participants"]) == 5
 
 
-def test_a_client_that_leaves_is_no_participant():
-    config = make_config(**{"unlearn.participants": 8})
-    request = ForgetRequest(clients=(2, 5))
-    assert set(options(config, "fisher", request)["participants"]) == {0, 1, 3, 4, 6, 7}
-
-
 def test_options_are_those_of_the_methods_sections():
     config = make_config(**{"prune.order": "lowest", "fisher.alpha": 3e-6})
     assert options(config, "fisher")["alpha"] == 3e-6

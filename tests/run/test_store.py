@@ -61,15 +61,6 @@ def test_partial_last_line_is_not_read_and_is_dropped_at_the_start(tmp_path, tai
     assert results.read_rows(path) == [{"round": 1}, {"round": 2}]
 
 
-def test_a_process_that_only_takes_part_writes_nothing(tmp_path):
-    files = Store(tmp_path, writes=False)
-    files.log("a", Record(1, {}))
-    files.clock("a", own_seconds=1.0)
-    files.record |= RAW
-    files.save()
-    assert not list(tmp_path.iterdir())
-
-
 def test_results_are_the_union_of_units_and_a_finished_one_is_not_done_again(tmp_path):
     files = Store(tmp_path)
     files.open_logs()

@@ -1,8 +1,5 @@
-import sys
-
 import pytest
 
-from fuprune.errors import FupruneError
 from fuprune.run import trackers
 
 
@@ -12,10 +9,3 @@ def test_tensorboard_gets_the_numbers_of_a_row(tmp_path):
         on_row({"phase": "pretrain", "round": 3, "loss": 0.5, "bad": float("nan")})
     data = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"pretrain/loss" in data and b"bad" not in data
-
-
-def test_tensorboard_without_its_package_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(FupruneError, match=r"pip install 'fuprune\[tensorboard\]'"):
-        with trackers.tensorboard(tmp_path):
-            pass

@@ -6,8 +6,6 @@ libraries loaded, connections, and writes outside the directory in hand.
 
 import contextlib
 import os
-import pathlib
-import resource
 import sys
 
 FORBIDDEN_EVENTS = {
@@ -85,16 +83,3 @@ def nothing_happens_outside(home):
     finally:
         WATCH.home = None
         assert WATCH.seen == []
-
-
-@contextlib.contextmanager
-def bounded_memory(more=4 * 2**30):
-    """A file that asks for more gets a MemoryError, and not the whole machine."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + more
-    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
