@@ -25,7 +25,7 @@ from fuprune.flower import orders
 from fuprune.flower.roster import Roster
 from fuprune.flower.settings import Settings
 from fuprune.flower.transport import RemoteClients, stand_ins
-from fuprune.run import checkpoint, experiment, kept_files
+from fuprune.run import checkpoint, experiment
 from fuprune.run.data import Federation
 from fuprune.run.store import lock_workdir
 from fuprune.unlearning.method import check_served
@@ -220,9 +220,9 @@ def _begin(workdir: Path, folder: Path, config) -> None:
             shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     # Rounds are those of the training, whichever order reads them.
-    kept = folder / kept_files.KEPT_ROUNDS
+    kept = folder / checkpoint.KEPT_ROUNDS
     if not kept.is_symlink():
-        kept.symlink_to(workdir / _TRAINING / kept_files.KEPT_ROUNDS)
+        kept.symlink_to(workdir / _TRAINING / checkpoint.KEPT_ROUNDS)
 
 
 def _test_set(config) -> Dataset:

@@ -23,7 +23,7 @@ from fuprune import report as reporting
 from fuprune import results
 from fuprune.files import write_whole
 from fuprune.results import RunRecord
-from fuprune.run import auditing, build, models, processes, provenance, steps, trackers
+from fuprune.run import build, models, processes, provenance, steps
 from fuprune.run import machine as runtime
 from fuprune.run.data import Federation, describe_sets, load_data
 from fuprune.run.loop import (
@@ -33,7 +33,7 @@ from fuprune.run.loop import (
     backend_of,
     choice_split,
 )
-from fuprune.run.progress import Progress
+from fuprune.run.progress import Progress, tensorboard
 from fuprune.run.store import Store, lock_workdir
 from fuprune.surgery import rebuild
 
@@ -85,7 +85,7 @@ def run(
         store = Store(Path(workdir), writes=machine.is_main)
         setup, units, elsewhere = _prepare(config, machine, store, load, command)
         if store.writes and config.runtime.tensorboard:
-            tracker = trackers.tensorboard(store.workdir / "tensorboard")
+            tracker = tensorboard(store.workdir / "tensorboard")
             on_row = (*on_row, stack.enter_context(tracker))
         progress = stack.enter_context(
             Progress(
@@ -186,7 +186,7 @@ def _run_steps(this: Experiment) -> RunRecord | None:
             store.do("feature_maps", lambda: steps.feature_maps(this, cut))
         store.do("pictures", lambda: steps.pictures(this))
     if "audit" in wanted:
-        store.do("audit", lambda: auditing.audit(this))
+        store.do("audit", lambda: steps.audit(this))
     return _show(this) if store.writes else None
 
 

@@ -27,7 +27,6 @@ from fuprune.results import MethodRow, StageRow
 from fuprune.run import (
     build,
     checkpoint,
-    kept_files,
     processes,
     progress,
 )
@@ -297,7 +296,7 @@ def train_unit(
             if is_kept(number - 1, interval):
                 # From the state before the round, which the clients started from.
                 kept = keep_round(number - 1, state.variables, step.info)
-                kept_files.save_round(this.store.workdir / kept_files.KEPT_ROUNDS, kept)
+                checkpoint.save_round(this.store.workdir / checkpoint.KEPT_ROUNDS, kept)
             state = step.state
             append_row(this, unit, step.record)
             # From one record to the next, so that no part of a round goes untimed.

@@ -1,16 +1,21 @@
 """What a run shows: a live line on a terminal, a plain line now and then elsewhere."""
 
 import contextlib
+import math
+import numbers
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TextIO
 
 import rich.console
 import rich.progress
 import rich.table
 import rich.text
+
+from fuprune.errors import from_extra
 
 # What metrics are called where space is short; others are not shown.
 _SHORT = {"loss": "loss", "accuracy": "all", "u_accuracy": "U", "r_accuracy": "R"}
@@ -168,3 +173,19 @@ def _metric(name: str, value: float) -> str:
 def duration(seconds: float) -> str:
     """A length of time to the second, such as 0:01:15 or 2 days, 3:00:00."""
     return str(timedelta(seconds=round(seconds)))
+
+
+@contextlib.contextmanager
+def tensorboard(directory: str | Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """An `on_row` that writes an event file, one curve per phase and metric."""
+    with from_extra("tensorboard", "runtime.tensorboard"):
+        from tensorboardX import SummaryWriter
+    with SummaryWriter(str(directory)) as writer:
+
+        def on_row(row: Mapping[str, Any]) -> None:
+            for name, value in row.items():
+                is_number = isinstance(value, numbers.Real) and name != "round"
+                if is_number and math.isfinite(value):
+                    writer.add_scalar(f"{row['phase']}/{name}", value, row["round"])
+
+        yield on_row

@@ -1,7 +1,7 @@
-"""The steps of a run: train the raw model, forget by one method, draw feature maps.
+"""The steps of a run: train the raw model, forget by one method, show, audit.
 
 Each returns its part of the run's record, which `store.Store.do` keeps; `build` says
-which units there are. One more step, the audit, is in `auditing`.
+which units there are.
 """
 
 import contextlib
@@ -13,6 +13,10 @@ import jax
 import numpy as np
 
 from fuprune import results
+from fuprune.audit import AuditData, RequestData
+from fuprune.audit.audit import audit as audit_classes
+from fuprune.audit.audit import audit_request
+from fuprune.audit.backdoor import TARGET, triggered
 from fuprune.audit.outputs import logits_of, prepare
 from fuprune.errors import UnlearnError
 from fuprune.federated.objective import Objective
@@ -28,7 +32,7 @@ from fuprune.results import (
     PicturesRow,
     RunRecord,
 )
-from fuprune.run import build, checkpoint, kept_files, machine
+from fuprune.run import build, checkpoint, machine
 from fuprune.run.build import Budget, UnlearnUnit, make_budget
 from fuprune.run.loop import (
     Experiment,
@@ -149,15 +153,15 @@ def unlearn(this: Experiment, unit: UnlearnUnit) -> RunRecord:
     options |= build.head_option(model, variables)
     workdir = this.store.workdir
     if METHODS[method].needs:
-        kept = workdir / kept_files.KEPT_ROUNDS
+        kept = workdir / checkpoint.KEPT_ROUNDS
         options |= {
-            "kept_rounds": kept_files.RoundFiles(kept, variables),
+            "kept_rounds": checkpoint.RoundFiles(kept, variables),
             "server": build.make_server(this.config.train),
             "replay": build.make_replay(this.setup, model),
         }
     # Several processes could find different files when they start a replay again.
     if jax.process_count() == 1 or not METHODS[method].needs:
-        options["checkpoints"] = kept_files.CheckpointFiles(
+        options["checkpoints"] = checkpoint.CheckpointFiles(
             workdir / unit.name, variables, on_write=lambda: stop_if_asked(this)
         )
     how = make_budget(this.config, budget, this.store.record.targets.get("configured"))
@@ -293,3 +297,46 @@ def pictures(this: Experiment) -> RunRecord:
         arrays = Pictures(images, labels[chosen], before, after)._asdict()
         _write_arrays(this, "pictures.npz", arrays)
     return RunRecord(pictures=PicturesRow(unit))
+
+
+def audit(this: Experiment) -> RunRecord:
+    """Audit every saved model of this run against the retrained ones, in audit.json."""
+    config, federation = this.config, this.federation
+    data = AuditData(
+        federation.train, federation.test, lambda x: federation.prepare(None, x)
+    )
+    done = [unit for unit in this.units if row_of(this, unit).error is None]
+    # Retrained models are references; the others are judged, one seed or all.
+    retrained = [u for u in done if METHODS[u.method].budget == "training"]
+    all_seeds = config.audit.seeds == "all"
+    own = [u for u in done if u not in retrained and (u.seed == 0 or all_seeds)]
+    candidates = {unit.name: this.load(unit.name) for unit in own}
+    candidates |= this.elsewhere.candidates
+    references = [this.load(unit.name) for unit in retrained]
+    references += this.elsewhere.references
+    # 0 takes all of them.
+    references = references[: config.audit.retrained or None]
+    raw = this.raw
+    # Every model has its outputs taken and is taught again; kinds are a step each.
+    expected = 2 * (len(candidates) + len(references) + 1) + len(config.audit.kinds)
+    with this.progress.steps("audit", expected) as show:
+
+        def on_step(text: str) -> None:
+            show(text)
+            stop_if_asked(this)
+
+        key = key_for(this, "audit")
+        asked = {"options": config.audit, "on_step": on_step}
+        if this.classes:
+            report = audit_classes(
+                candidates, references, raw, data, this.classes, key, **asked
+            )
+        else:
+            planted = triggered(data.test) if config.audit.backdoor else None
+            images = RequestData(
+                federation.forgotten, data.test, data.preprocess, planted, TARGET
+            )
+            report = audit_request(candidates, references, raw, images, key, **asked)
+    if this.store.writes:
+        write_whole(this.store.workdir / "audit.json", report.to_json())
+    return RunRecord()

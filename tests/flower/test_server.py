@@ -13,7 +13,7 @@ from fuprune.flower import orders, server
 from fuprune.flower.records import unpack
 from fuprune.flower.server import run
 from fuprune.flower.settings import read_config, read_settings
-from fuprune.run import checkpoint, experiment, kept_files
+from fuprune.run import checkpoint, experiment
 from fuprune.run.store import WorkdirBusyError, lock_workdir
 from fuprune.unlearning.methods import METHODS
 from tests.flower.small import CONFIG, FakeGrid, federation
@@ -203,8 +203,8 @@ def simulate(place, wanted):
     folder = place / "simulated"
     folder.mkdir()
     trained = place / "server" / "training"
-    kept = folder / kept_files.KEPT_ROUNDS
-    kept.symlink_to(trained / kept_files.KEPT_ROUNDS)
+    kept = folder / checkpoint.KEPT_ROUNDS
+    kept.symlink_to(trained / checkpoint.KEPT_ROUNDS)
     keys = {**server.asked(wanted), "model.load": str(trained / "models" / "raw")}
     if wanted.order.examples:
         # Clients count their own images, the simulation all of them.

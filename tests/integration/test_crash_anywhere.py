@@ -27,7 +27,7 @@ COMMIT = "orbax.checkpoint:StandardCheckpointHandler.finalize"
 CAPTURE = "fuprune.unlearning.class_pruning:collect"
 SURGERY = "fuprune.unlearning.class_pruning:compact"
 MODEL = "fuprune.run.checkpoint:save_model"
-AUDIT = "fuprune.run.auditing:audit_classes"
+AUDIT = "fuprune.run.steps:audit_classes"
 REPORT = "fuprune.report:build"
 # (phase, the call to die in, which call of it, longest delay in seconds), in an order
 # that a run goes through: each start continues where the one before was killed.

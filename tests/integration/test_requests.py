@@ -5,7 +5,7 @@ import pytest
 
 from fuprune import load
 from fuprune.models.ensemble import Ensemble
-from fuprune.run import kept_files
+from fuprune.run import checkpoint
 from fuprune.run.experiment import run
 from tests.settings import quickstart
 
@@ -31,7 +31,7 @@ class Killed(Exception):
 
 
 def test_a_run_killed_in_fed_eraser_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
-    write, writes = kept_files.write_tree, []
+    write, writes = checkpoint.write_tree, []
     for folder in ("killed", "whole"):
         (tmp_path / folder).mkdir()
 
@@ -41,10 +41,10 @@ def test_a_run_killed_in_fed_eraser_ends_as_if_it_had_not_been(tmp_path, monkeyp
         if path.parent.name == "fed_eraser" and path.stem == "00000002":
             raise Killed
 
-    monkeypatch.setattr(kept_files, "write_tree", dying)
+    monkeypatch.setattr(checkpoint, "write_tree", dying)
     with pytest.raises(Killed):
         run(small_config(), tmp_path / "killed")
-    monkeypatch.setattr(kept_files, "write_tree", write)
+    monkeypatch.setattr(checkpoint, "write_tree", write)
     before = {path: path.stat().st_mtime_ns for path in writes}
     resumed = run(small_config(), tmp_path / "killed")
     whole = run(small_config(), tmp_path / "whole")

@@ -1,5 +1,7 @@
 import io
 
+import pytest
+
 from fuprune.run import progress
 
 
@@ -79,3 +81,11 @@ def test_rounds_after_the_first_give_the_time_of_the_whole_run():
     assert len(said) == 1 and said[0].startswith(
         "pretrain: 36 s per round; the 100 rounds left in this run take about 1:00:00"
     )
+
+
+def test_tensorboard_gets_the_numbers_of_a_row(tmp_path):
+    pytest.importorskip("tensorboardX")
+    with progress.tensorboard(tmp_path) as on_row:
+        on_row({"phase": "pretrain", "round": 3, "loss": 0.5, "bad": float("nan")})
+    data = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"pretrain/loss" in data and b"bad" not in data

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fuprune.config import ConfigError
-from fuprune.run import kept_files
+from fuprune.run import checkpoint
 from fuprune.unlearning.rounds import KeptRound
 from fuprune.unlearning.sisa import Checkpoint
 
@@ -17,18 +17,18 @@ def test_kept_rounds_come_back_in_their_order(tmp_path):
         for t in (0, 10, 2)
     ]
     for kept in rounds:
-        kept_files.save_round(tmp_path / "kept", kept)
-    found = kept_files.RoundFiles(tmp_path / "kept", TREE)
+        checkpoint.save_round(tmp_path / "kept", kept)
+    found = checkpoint.RoundFiles(tmp_path / "kept", TREE)
     assert [kept.round_number for kept in found] == [0, 2, 10]
     np.testing.assert_array_equal(found[1].updates["a"], rounds[2].updates["a"])
     assert [kept.round_number for kept in found[1:]] == [2, 10]
-    assert len(kept_files.RoundFiles(tmp_path / "none", TREE)) == 0
+    assert len(checkpoint.RoundFiles(tmp_path / "none", TREE)) == 0
     with pytest.raises(ConfigError, match="of another model"):
-        kept_files.RoundFiles(tmp_path / "kept", {"params": TREE["params"]})[0]
+        checkpoint.RoundFiles(tmp_path / "kept", {"params": TREE["params"]})[0]
 
 
 def test_slices_are_files_by_hash(tmp_path):
-    files = kept_files.CheckpointFiles(tmp_path / "sisa", TREE)
+    files = checkpoint.CheckpointFiles(tmp_path / "sisa", TREE)
     assert "ab" not in files and len(files) == 0
     files["ab"] = Checkpoint(TREE, 7)
     assert files["ab"].images == 7 and list(files) == ["ab"]
