@@ -326,6 +326,9 @@ def dumps(value: Any) -> str:
     return json.dumps(to_plain(value), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
+_adapter = functools.cache(pydantic.TypeAdapter)
+
+
 def loads(text: str, kind: type[Kind], what: str) -> Kind:
     """The record of type `kind` in a JSON text; `what` is its name in an error."""
     try:
@@ -341,11 +344,6 @@ def loads(text: str, kind: type[Kind], what: str) -> Kind:
 def from_plain(value: Any, kind: type[Kind], what: str) -> Kind:
     """The record of type `kind` that `to_plain` gave; raises as `loads` does."""
     return loads(json.dumps(value), kind, what)
-
-
-@functools.cache
-def _adapter(kind) -> pydantic.TypeAdapter:
-    return pydantic.TypeAdapter(kind)
 
 
 def read_text(path: str | os.PathLike) -> str:
@@ -459,7 +457,10 @@ def read_run(
     found = read("results.json", lambda _: read_record(directory), needed=True)
     if found is None:
         made_by = read("config.json", lambda _: read_provenance(directory), needed=True)
-        found = empty_record(made_by or Provenance())
+        found = RunRecord(made_by or Provenance())
+        names = [str(setting(found, key) or "") for key in ("data.name", "model.name")]
+        model = {"name": names[1]}
+        found = dataclasses.replace(found, dataset=names[0], model=model)
     curves = read("metrics.jsonl", lambda _: read_curves(directory), needed=True) or []
     clocks = read("timings.jsonl", lambda _: read_clocks(directory)) or {}
     audit = None
@@ -474,16 +475,6 @@ def read_run(
         read("feature_maps.npz", lambda path: read_arrays(path, FeatureMaps)),
         read("pictures.npz", lambda path: read_arrays(path, Pictures)),
         tuple(notes),
-    )
-
-
-def empty_record(provenance: Provenance) -> RunRecord:
-    """The record of a run that has no results yet."""
-    empty = RunRecord(provenance)
-    return dataclasses.replace(
-        empty,
-        dataset=str(setting(empty, "data.name") or ""),
-        model={"name": str(setting(empty, "model.name") or "")},
     )
 
 

@@ -195,9 +195,15 @@ def make_replay(setup: Setup, model) -> Replay:
     """How those who stay train when fed_eraser replays the training's kept rounds."""
     train, work = setup.config.train, setup.config.fed_eraser.rate
     schedule = training_schedule(train)
+    moves, rate = Moves(train.server_learning_rate), schedule.by_round()
+    if train.algorithm == "fed_sgd":
+        # A client sends a gradient here, along which the server steps down.
+        moves = Moves(
+            lambda number: -np.asarray(rate(number)), train.momentum, train.weight_decay
+        )
     return Replay(
         make_algorithm(setup, model, schedule, keep_updates=True, work=work),
-        moves=_moves(train),
+        moves=moves,
     )
 
 
@@ -223,17 +229,6 @@ def make_slice_training(setup: Setup) -> TrainRounds:
         )
 
     return train_slice
-
-
-def _moves(train) -> Moves:
-    """What a client's upload does to the parameters, as far as SGD says it."""
-    if train.algorithm == "fed_avg":
-        return Moves(train.server_learning_rate)
-    rate = training_schedule(train).by_round()
-    # A client sends a gradient here, along which the server steps down.
-    return Moves(
-        lambda number: -np.asarray(rate(number)), train.momentum, train.weight_decay
-    )
 
 
 def make_server(train) -> Server:
@@ -387,19 +382,6 @@ def make_budget(config, name: str, target: float | None = None) -> Budget:
     }
     stops = tuning.stop_at_target and name == "fine_tune"
     return Budget(schedules[name], is_due, target, metric="r_accuracy", stops=stops)
-
-
-def is_audit_due(config, store: Store) -> bool:
-    """Whether the audit is asked for and not finished."""
-    wanted = "audit" in configuration.phases(config)
-    return wanted and not store.is_finished("audit")
-
-
-def steps_wanted(config) -> tuple[str, ...]:
-    """The steps that the config asks for; to adopt a model is to have pretrained."""
-    wanted = configuration.phases(config)
-    adopts = config.model.load and {"unlearn", "audit"} & set(wanted)
-    return ("pretrain", *wanted) if adopts else wanted
 
 
 def rounds_left(config, units: Sequence[UnlearnUnit], store: Store) -> int:

@@ -84,7 +84,9 @@ def load_data(config, runtime: Runtime) -> Federation:
     on_host = federate(train, parts, place=np.asarray)
 
     request = _read_request(config, on_host, numbers)
-    gone = _forgotten_images(request, parts)
+    # What clients or examples name, [F], ascending.
+    named = [request.examples, *(parts[client] for client in request.clients)]
+    gone = np.sort(np.concatenate(named).astype(np.int64))
     if config.audit.backdoor:
         train = backdoor.plant(train, gone, config.audit.backdoor, config.seed)
         on_host = on_host._replace(images=train.images, labels=train.labels)
@@ -210,12 +212,6 @@ def _read_examples(path: str) -> np.ndarray:
             f"unlearn.examples is {path!r} ({error}); allowed: a text file of numbers "
             "of training images, which count from 0."
         ) from None
-
-
-def _forgotten_images(request: ForgetRequest, parts) -> np.ndarray:
-    """The ascending indices of the images that clients or examples name; [F]."""
-    named = [parts[client] for client in request.clients]
-    return np.sort(np.concatenate([request.examples, *named]).astype(np.int64))
 
 
 def describe_sets(request: ForgetRequest, images: int, tested: int) -> RequestRow:

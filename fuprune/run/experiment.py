@@ -175,9 +175,11 @@ def _stop_on_sigterm() -> Iterator[threading.Event]:
 
 def _run_steps(this: Experiment) -> RunRecord | None:
     """Pretrain, forget with each method, show what was cut, audit, report."""
-    store, wanted = this.store, build.steps_wanted(this.config)
+    store, wanted = this.store, configuration.phases(this.config)
     _announce(this)
-    if "pretrain" in wanted:
+    # To adopt a model is to have pretrained.
+    adopts = this.config.model.load and {"unlearn", "audit"} & set(wanted)
+    if "pretrain" in wanted or adopts:
         store.do("pretrain", lambda: steps.pretrain(this))
     if "unlearn" in wanted:
         for unit in this.units:

@@ -65,7 +65,9 @@ def start(
     platforms = getattr(jax.config, "jax_platforms", None)
     # CPU devices can only be made before JAX opens them.
     if not platforms or "cpu" in platforms.split(","):
-        _make_cpu_devices(devices or (1 if several else _cores(cohort)))
+        cores = len(os.sched_getaffinity(0))
+        most = min(cores, cohort) if cohort else cores
+        _make_cpu_devices(devices or (1 if several else most))
     if compilation == "quick":
         _compile_quickly()
     _use_cache(compilation_cache)
@@ -155,11 +157,6 @@ def choose_dtype(asked: str, conv: str) -> str:
         platform,
     )
     return found
-
-
-def _cores(cohort: int) -> int:
-    cores = len(os.sched_getaffinity(0))
-    return min(cores, cohort) if cohort else cores
 
 
 def _make_cpu_devices(number: int) -> None:

@@ -41,7 +41,7 @@ def from_elsewhere(
     raw = None
     if config.model.load and not store.is_finished("pretrain"):
         raw = load("model.load", config.model.load)
-    if not build.is_audit_due(config, store):
+    if "audit" not in configuration.phases(config) or store.is_finished("audit"):
         return Elsewhere(raw)
     further = further_models(config)
     for name in further:
