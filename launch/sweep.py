@@ -79,9 +79,6 @@ def expand(grid: tuple, folder: Path, extra: Sequence[str] = ()) -> list[Run]:
       grid: configs, and values by key; a key with a single value is not in a name.
       folder: where the workdirs go.
       extra: flags that every run gets.
-
-    Raises:
-      FupruneError: at the first combination that cannot be run.
     """
     configs, values = grid
     leaves = [key.rpartition(".")[2] for key in values if len(values[key]) > 1]
@@ -219,11 +216,6 @@ def runs_of(given: argparse.Namespace, folder: Path) -> list[Run]:
     empty = [key for key, options in values.items() if not options]
     if empty:
         raise UsageError(f"--set {empty[0]} has no value; write it behind the key.")
-    if given.jobs < 1 or given.processes < 1:
-        raise UsageError(
-            f"--jobs is {given.jobs} and --processes {given.processes}; allowed: 1 or "
-            "more."
-        )
     if given.paper and given.config:
         raise UsageError("--paper has its own configs; leave out --config, or --paper.")
     grids = PAPER[given.paper] if given.paper else [(given.config or [""], {})]
@@ -232,14 +224,7 @@ def runs_of(given: argparse.Namespace, folder: Path) -> list[Run]:
         for configs, own in grids
         for run in expand((configs, {**own, **values}), folder, given.extra)
     ]
-    names = [run.name for run in runs]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise UsageError(
-            f"several runs have the name {twice[0]}; give each --config and each value "
-            "of --set once."
-        )
-    return runs
+    return list({run.name: run for run in runs}.values())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -87,7 +87,6 @@ def test_dry_run_prints_every_command_and_the_report(sweep, tmp_path, capsys):
     [
         (["--set", "seed"], "--set seed has no value"),
         (["--paper", "bias", "--config", "configs/quickstart.py"], "--paper has its"),
-        (["--set", "seed", "0", "0"], "several runs have the name quickstart__seed=0"),
         # A bad combination stops the sweep before it starts.
         (["--set", "partition.bais", "0.1"], "did you mean partition.bias"),
         (["--set", "partition.bias", "0.1", "7"], "partition.bias is '7'"),

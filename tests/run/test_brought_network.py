@@ -14,8 +14,9 @@ from fuprune import results, surgery
 from fuprune.errors import FupruneError, InputError
 from fuprune.models.brought import bring
 from fuprune.models.fresh import init_variables
-from fuprune.run import experiment
+from fuprune.run import build, experiment
 from fuprune.surgery import PrunePlan, rebuild
+from tests.settings import quickstart
 
 SHAPE, CLASSES = (6, 6, 1), 3
 SOURCE = """
@@ -79,45 +80,6 @@ def package(tmp_path, monkeypatch):
     sys.modules.pop("own_nets", None)
 
 
-def write_data(folder):
-    generator = np.random.default_rng(0)
-    labels = np.arange(48) % CLASSES
-    images = generator.integers(0, 80, (48, *SHAPE), dtype=np.uint8)
-    images[np.arange(48), labels] += 150
-    arrays = {"train_images": images, "train_labels": labels}
-    arrays |= {"test_images": images[:12], "test_labels": labels[:12]}
-    np.savez(folder / "own.npz", **arrays)
-
-
-def overrides(folder, **values):
-    write_data(folder)
-    given = {
-        "model.name": "own_nets:make_model",
-        "data.name": f"npz:{folder}/own.npz",
-        "data.validation": 0.0,
-        "partition.clients": 3,
-        "partition.kind": "iid",
-        "unlearn.classes": 2,
-        "train.cohort": 2,
-        "train.rounds": 2,
-        "train.batch_size": 8,
-        "train.checkpoint_every": 1,
-        "fine_tune.rounds": 2,
-        "fine_tune.stop_at_target": False,
-        "unlearn.retrain_seeds": 1,
-        "prune.rate": 0.3,
-        "runtime.progress": "off",
-        **values,
-    }
-    return {key: value for key, value in given.items() if value is not None}
-
-
-def settings(folder, **values):
-    config = configuration.default()
-    configuration.update(config, overrides(folder, **values))
-    return config
-
-
 def make(name="own_nets:make_model"):
     return bring(name, num_classes=CLASSES, input_shape=SHAPE)
 
@@ -140,10 +102,12 @@ def test_a_factory_that_cannot_be_used_is_one_line(package, name, message):
     assert "\n" not in str(caught.value)
 
 
-def test_kernels_of_ours_are_not_promised_to_a_network_of_others(package):
+def test_kernels_of_ours_are_not_promised_to_a_network_of_others():
     for key, value in (("runtime.conv", "onednn"), ("runtime.dtype", "bfloat16")):
+        config = quickstart()
+        configuration.update(config, {"model.name": "own:make", key: value})
         with pytest.raises(FupruneError, match=f"{key} is '{value}'"):
-            experiment.run(settings(package, **{key: value}), package / "run")
+            build.convolutions(config)
 
 
 def cut(model):
@@ -241,13 +205,16 @@ def run_and_stop(config, workdir, phase):
 
 @pytest.mark.slow
 def test_a_run_with_a_network_of_the_user_resumes_and_reports(package):
-    config = settings(
-        package,
-        **{
-            "phases": "pretrain,unlearn,report",
-            "unlearn.methods": "class_pruning,mask_logit",
-        },
-    )
+    config = quickstart()
+    values = {
+        "model.name": "own_nets:make_model",
+        "phases": "pretrain,unlearn,report",
+        "unlearn.methods": "class_pruning,mask_logit",
+        "train.rounds": 2,
+        "train.checkpoint_every": 1,
+        "prune.rate": 0.3,
+    }
+    configuration.update(config, values)
     workdir = package / "run"
     workdir.mkdir()
     run_and_stop(config, workdir, "unlearn/class_pruning")
@@ -259,11 +226,11 @@ def test_a_run_with_a_network_of_the_user_resumes_and_reports(package):
         workdir / "models" / "class_pruning", factory="own_nets:make_model"
     )
     assert isinstance(model, surgery.SlimNetwork)
-    assert model.apply(variables, jnp.zeros((2, *SHAPE))).shape == (2, CLASSES)
+    assert model.apply(variables, jnp.zeros((2, 8, 8, 1))).shape == (2, 10)
     # The head is found where it is, inside another module.
     _, masked = fuprune.load(
         workdir / "models" / "mask_logit", factory="own_nets:make_model"
     )
-    assert masked["params"]["inner"]["last"]["bias"][2] == -1e3
+    assert masked["params"]["inner"]["last"]["bias"][9] == -1e3
     finished = results.read_record(workdir)
     assert experiment.run(config, workdir).methods == finished.methods
