@@ -27,11 +27,7 @@ _PEM, _OPENSSH = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH
 
 
 def make_certificates(folder: Path, *, hosts: Sequence[str], nodes: int) -> None:
-    """Makes what is missing in `folder`, so that it can be called for more nodes.
-
-    Raises:
-      InputError: a host makes no sense, or the certificate that is there lacks one.
-    """
+    """Makes what is missing in `folder`, so that it can be called for more nodes."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     names = [_host(host) for host in dict.fromkeys((*hosts, *HERE))]
     authority, link = folder / "ca.crt", folder / "superlink.crt"
@@ -75,16 +71,13 @@ def _issue(path: Path, name: str, rights: list, issuer: Any = None) -> None:
     builder = x509.CertificateBuilder(
         issued_by, subject, key.public_key(), x509.random_serial_number(), start, end
     )
-    usage = dict.fromkeys(
-        ("digital_signature", "content_commitment", "key_encipherment")
-        + ("data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
-        False,
-    )
-    usage |= {"digital_signature": issuer is not None}
-    signs = {"key_cert_sign": issuer is None, "crl_sign": issuer is None}
+    # Of nine uses, an authority has two and the gate one.
+    signs = issuer is None
+    no = False
+    usage = x509.KeyUsage(not signs, no, no, no, no, signs, signs, no, no)
     for extension in (
         *rights,
-        x509.KeyUsage(**usage, **signs),
+        usage,
         x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
         x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
     ):

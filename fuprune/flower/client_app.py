@@ -14,9 +14,8 @@ from flwr.clientapp import ClientApp
 
 from fuprune.errors import FupruneError, InputError
 from fuprune.flower.node import Node, load_node, usable
-from fuprune.flower.orders import left_by, log_orders, read_log
+from fuprune.flower.orders import left_by, log_orders, read_log, sign
 from fuprune.flower.records import PROTOCOL, pack, unpack
-from fuprune.flower.signatures import sign
 
 app = ClientApp()
 Answer = tuple[dict[str, Any], Any]

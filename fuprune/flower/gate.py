@@ -64,6 +64,7 @@ def open_gate(keys: Path, link: str, host: str, port: int) -> int:
             ssl_certfile=str(keys / "superlink.crt"),
             ssl_keyfile=str(keys / "superlink.key"),
             log_level="warning",
+            ws="none",
         )
     )
     threading.Thread(target=server.run, args=([bound],), daemon=True).start()

@@ -1,15 +1,13 @@
 """A federation's link, its runs, and a rehearsal: `python -m fuprune.flower.launch`.
 
-`link FOLDER --host NAME` makes keys and certificates, starts a SuperLink on loopback
-and the gate through which nodes reach it, and registers every node's key. `run FOLDER
-KEY=VALUE ...` starts a run there and tells what the server says, or why nothing
-happens. `rehearse` does all of it on this machine, with nodes that share a dataset.
-Everything that was started ends with the command, also on Ctrl-C.
+`link` makes keys and certificates, starts a SuperLink on loopback and the gate through
+which nodes reach it, and registers their keys. `run` starts a run there and tells what
+the server says, or why nothing happens. `rehearse` does all of it on this machine. What
+was started ends with the command, also on Ctrl-C.
 """
 
 import argparse
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -50,11 +48,21 @@ class Federation:
         self._started: list[subprocess.Popen] = []
         for name in ("logs", "flwr"):
             (self.folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._environment = os.environ | {
+            "FLWR_HOME": str(self.folder / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            # Seconds between two looks for a message to start a process for.
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
+            "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
+            "NO_COLOR": "1",
+            # Programs of this environment; Flower's processes start others by name.
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
 
     def start(self, nodes: int, hosts: Sequence[str] = (HERE,), port: int = 0) -> None:
-        """Starts the link, and before it a gate for `hosts`; registers nodes' keys."""
+        """Starts the link and a gate for `hosts`; registers nodes' keys."""
         make_certificates(self.keys, hosts=hosts, nodes=nodes)
-        self.port = free_port()
+        self.port = _free_port()
         (self.folder / "flwr" / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "{HERE}:{self.port}"\n'
@@ -72,10 +80,10 @@ class Federation:
         """Starts the SuperLink, and waits until it listens."""
         command = ["flower-superlink", "--host", HERE, "--port", str(self.port)]
         command += ["--database", str(self.folder / "link.db")]
-        command += ["--disable-runtime-dependency-installation"]
         command += ["--ssl-ca-certfile", str(self.keys / "ca.crt")]
         command += ["--ssl-certfile", str(self.keys / "superlink.crt")]
         command += ["--ssl-keyfile", str(self.keys / "superlink.key")]
+        command += ["--disable-runtime-dependency-installation"]
         self.link = self._start("superlink", [*command, "--enable-supernode-auth"])
         until = time.monotonic() + 3 * PATIENCE
         while time.monotonic() < until and self.link.poll() is None:
@@ -85,48 +93,39 @@ class Federation:
             time.sleep(0.2)
         raise FederationError(f"the link does not listen; see {self.folder}/logs.")
 
-    def start_node(self, client: int, *, key: Path | None = None) -> subprocess.Popen:
+    def start_node(self, client: int, *, key: Path | None = None) -> None:
         """Starts a SuperNode with a client's part of a dataset that was dealt."""
         key = key or self.keys / f"node-{client}"
-        config = f'client-id={client} folder="{self.client_folder(client)}"'
+        config = f'client-id={client} folder="{self.folder}/client-{client}"'
         config += f' data="npz:{self.folder}/data-{client}.npz"'
         config += f' key="{key}" operator="{self.keys / "operator.pub"}"'
         command = ["flower-supernode", "--superlink", f"{HERE}:{self.door}"]
-        command += ["--host", HERE, "--port", str(free_port())]
+        command += ["--host", HERE, "--port", str(_free_port())]
         command += ["--root-certificates", str(self.keys / "ca.crt")]
         command += ["--auth-supernode-private-key", str(key), "--node-config", config]
         self.nodes[client] = self._start(f"node-{client}", command)
-        return self.nodes[client]
-
-    def client_folder(self, client: int) -> Path:
-        """Of one client of a rehearsal."""
-        return self.folder / f"client-{client}"
 
     def run(
         self, on_line: Callable[[str], None] = lambda line: None, **config
     ) -> list[str]:
         """`flwr run` with the app's keys, to its end; the lines that the server says.
 
-        Raises:
-          FederationError: the run failed or does not start; one sentence says why.
+        A run that fails or does not start is a FederationError that says why.
         """
-        number = self.start_run(**config)
-        begun, told, asked = time.monotonic(), [], 0.0
+        number, told, asked = self.start_run(**config), [], 0.0
+        begun = time.monotonic()
         while True:
             # Asked before the log is read: what it said last is then in there.
             state = ""
             if time.monotonic() > asked + 5:
                 state, asked = self._state(number), time.monotonic()
-            lines = self._said(number)
-            for line in lines[len(told) :]:
-                if not line.startswith(FAILED) and line != FINISHED:
-                    on_line(line)
-            told = lines
-            failed = [line for line in told if line.startswith(FAILED)]
-            if failed:
-                raise FederationError(failed[0].removeprefix(FAILED))
-            if told and told[-1] == FINISHED:
-                return told
+            for line in self._said(number)[len(told) :]:
+                told.append(line)
+                if line.startswith(FAILED):
+                    raise FederationError(line.removeprefix(FAILED))
+                if line == FINISHED:
+                    return told
+                on_line(line)
             if state.startswith("finished"):
                 shown = self.flwr("log", number, CONNECTION, "--show").strip()
                 last = shown.splitlines()[-1:] or [self._complaint()]
@@ -146,10 +145,8 @@ class Federation:
         if settings.get("command") == "forget":
             settings["signatures"] = self._signatures(settings)
         assigned = " ".join(f"{k}={json.dumps(v)}" for k, v in settings.items())
-        said = self.flwr(
-            *("run", str(self.app), CONNECTION, "--format", "json", "-c", assigned)
-        )
-        return str(json.loads(said[said.index("{") :])["run-id"])
+        command = "run", str(self.app), CONNECTION, "--format", "json", "-c", assigned
+        return str(self._json(*command)["run-id"])
 
     def _signatures(self, settings: Mapping[str, Any]) -> str:
         """The operator's signatures of a forget order."""
@@ -163,32 +160,33 @@ class Federation:
         return ",".join(signed.signatures)
 
     def _state(self, number: str) -> str:
+        # The link may be overloaded.
         with contextlib.suppress(FederationError, LookupError, ValueError):
-            said = self.flwr("list", CONNECTION, "--run-id", number, "--format", "json")
-            return json.loads(said[said.index("{") :])["runs"][0]["status"]
-        return ""  # the link may be overloaded
+            command = "list", CONNECTION, "--run-id", number, "--format", "json"
+            return self._json(*command)["runs"][0]["status"]
+        return ""
 
     def _said(self, number: str) -> list[str]:
         """What the server of a run has said, by its own file."""
-        log = self.workdir / LOG
-        if not log.exists():
-            return []
-        lines = log.read_text("utf-8", errors="replace").split("\n")[:-1]
+        lines = _lines(self.workdir / LOG)
         mine = [i for i, line in enumerate(lines) if line == f"{TOLD}{number}"]
         return lines[mine[-1] + 1 :] if mine else []
 
     def _complaint(self) -> str:
         """The last line of the link's log that complains."""
-        log = self._log("superlink")
-        text = log.read_text("utf-8", errors="replace") if log.exists() else ""
-        found = [x for x in text.splitlines() if "rror" in x or "FAILED" in x]
+        log = self.folder / "logs" / "superlink.log"
+        found = [line for line in _lines(log) if "rror" in line or "FAILED" in line]
         return f"{found[-1].strip()[:300] if found else 'no error is there'} ({log})"
+
+    def _json(self, *arguments: str) -> Any:
+        said = self.flwr(*arguments)
+        return json.loads(said[said.index("{") :])
 
     def flwr(self, *arguments: str) -> str:
         """One command of Flower's."""
         done = subprocess.run(
             ["flwr", *arguments],
-            env=self._environment(),
+            env=self._environment,
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -205,36 +203,25 @@ class Federation:
     def __exit__(self, *_) -> None:
         stop(*reversed(self._started))
 
-    def _environment(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            "FLWR_HOME": str(self.folder / "flwr"),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            # Seconds between two looks for a message to start a process for.
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
-            "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
-            "NO_COLOR": "1",
-            # Programs of this environment; Flower's processes start others by name.
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        }
-
     def _start(self, name: str, command: Sequence[str]) -> subprocess.Popen:
-        with open(self._log(name), "ab") as log:
+        with open(self.folder / "logs" / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
                 command,
-                env=self._environment(),
+                env=self._environment,
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # A group of its own, so that a signal reaches all that it starts.
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C reaches it by way of us
             )
         self._started.append(process)
         return process
 
-    def _log(self, name: str) -> Path:
-        return self.folder / "logs" / f"{name}.log"
+
+def _lines(log: Path) -> list[str]:
+    """The whole lines of a log."""
+    text = log.read_text("utf-8", errors="replace") if log.exists() else ""
+    return text.split("\n")[:-1]
 
 
 def deal(text: str, folder: Path) -> int:
@@ -249,15 +236,13 @@ def deal(text: str, folder: Path) -> int:
     images, labels = federation.train
     for client, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         own = row[:length]
-        arrays = {"train_images": images[own], "train_labels": labels[own]}
-        np.savez(folder / f"data-{client}.npz", **arrays)
+        file = folder / f"data-{client}.npz"
+        np.savez(file, train_images=images[own], train_labels=labels[own])
     return len(rows)
 
 
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as bound:
-        bound.bind((HERE, 0))
+def _free_port() -> int:
+    with socket.create_server((HERE, 0)) as bound:
         return bound.getsockname()[1]
 
 
@@ -278,15 +263,16 @@ def stop(*processes: subprocess.Popen) -> None:
         process.wait()
 
 
-say = functools.partial(print, flush=True)
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def link(given: argparse.Namespace) -> None:
     """Keeps a link and its gate running."""
     with Federation(given.folder) as federation:
         federation.start(given.nodes, given.host, given.port)
-        say(f"nodes reach the link at {given.host[0]}:{federation.door}")
-        say(f"keys are in {federation.keys}, logs in {federation.folder}/logs")
+        _say(f"nodes reach the link at {given.host[0]}:{federation.door}")
+        _say(f"keys are in {federation.keys}, logs in {federation.folder}/logs")
         federation.link.wait()
         raise FederationError(f"the link ended; see {federation.folder}/logs.")
 
@@ -299,13 +285,12 @@ def run(given: argparse.Namespace) -> None:
             f"{wrong[0] if wrong else given.folder} is no "
             f"{'KEY=VALUE' if wrong else 'folder of a link'}; see --help."
         )
-    settings = dict(pair.split("=", 1) for pair in given.settings)
-    numbers = {k: int(v) if v.isdecimal() else v for k, v in settings.items()}
-    # What is text in the app's table stays text.
-    texts = ("classes", "clients", "examples", "order")
-    Federation(given.folder).run(
-        say, **{k: settings[k] if k in texts else v for k, v in numbers.items()}
-    )
+    settings: dict[str, Any] = dict(pair.split("=", 1) for pair in given.settings)
+    for name, value in settings.items():
+        # What is text in the app's table stays text.
+        if value.isdecimal() and name not in ("classes", "clients", "order"):
+            settings[name] = int(value)
+    Federation(given.folder).run(_say, **settings)
 
 
 def rehearse(given: argparse.Namespace) -> None:
@@ -314,13 +299,13 @@ def rehearse(given: argparse.Namespace) -> None:
     config = f"partition.clients={given.nodes} train.cohort={given.nodes} "
     common = {"config": config + given.config, "min_clients": max(1, given.nodes - 1)}
     with Federation(folder) as federation:
-        say(f"a link and {given.nodes} nodes on {HERE}; logs are in {folder}/logs")
+        _say(f"a link and {given.nodes} nodes on {HERE}; logs are in {folder}/logs")
         federation.start(given.nodes)
         for client in range(deal(common["config"], folder)):
             federation.start_node(client)
-        federation.run(say, command="train", **common)
+        federation.run(_say, command="train", **common)
         order = {"order": "rehearsal-1", "classes": given.forget}
-        federation.run(say, command="forget", method=given.method, **order, **common)
+        federation.run(_say, command="forget", method=given.method, **order, **common)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -328,25 +313,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("link", help="SuperLink and gate")
+    one.set_defaults(do=link)
     one.add_argument("folder", type=Path)
     one.add_argument("--host", action="append", required=True, help="of the gate")
     one.add_argument("--port", type=int, default=443)
     one.add_argument("--nodes", type=int, default=3, help="that have a key")
-    one.set_defaults(do=link)
     one = commands.add_parser("run", help="a run of the app, followed")
+    one.set_defaults(do=run)
     one.add_argument("folder", type=Path)
     one.add_argument("settings", nargs="+", metavar="KEY=VALUE")
-    one.set_defaults(do=run)
     one = commands.add_parser("rehearse", help="all of it on this machine")
+    one.set_defaults(do=rehearse)
     one.add_argument("--folder", type=Path, help="kept; by default a temporary one")
     one.add_argument("--nodes", type=int, default=3)
     one.add_argument("--forget", default="3", help="the class of the order")
     one.add_argument("--method", default="class_pruning")
     one.add_argument("--config", default=REHEARSAL, help="keys of fuprune's config")
-    one.set_defaults(do=rehearse)
     given = parser.parse_args(arguments)
     # Asked to end by whatever signal, it first ends what it started.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         given.do(given)
     except (FupruneError, OSError) as error:
@@ -355,8 +340,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("fuprune: interrupted; everything it started is ended", file=sys.stderr)
         return 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
     return 0
 
 

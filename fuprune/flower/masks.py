@@ -34,18 +34,18 @@ SHARE_BYTES = 66  # of a number below PRIME
 
 
 class Keys(NamedTuple):
-    """What one client keeps to itself, for one sum."""
+    """What one client keeps to itself, for one sum; keys are hexadecimal digits."""
 
-    private_key: bytes  # X25519, of the pair masks; opened if the client drops out
-    sealing_key: bytes  # X25519, of the shares under way; never opened
-    self_seed: bytes  # of the client's own mask
+    private_key: str  # X25519, of the pair masks; opened if the client drops out
+    sealing_key: str  # X25519, of the shares under way; never opened
+    self_seed: str  # of the client's own mask
 
 
 class PublicKeys(NamedTuple):
     """What one client tells everybody."""
 
-    mask: bytes
-    sealing: bytes
+    mask: str
+    sealing: str
 
 
 class Directory(NamedTuple):
@@ -64,13 +64,6 @@ class Party(NamedTuple):
     directory: Directory
 
 
-class HeldShares(NamedTuple):
-    """One client's shares of another's secrets."""
-
-    private_key: int
-    self_seed: int
-
-
 def fewest(number: int) -> int:
     """How many of n clients a sum takes: a majority, and three at least.
 
@@ -81,7 +74,7 @@ def fewest(number: int) -> int:
 
 def make_keys() -> Keys:
     """A client's keys for one sum; they must not be used for a second one."""
-    return Keys(*(os.urandom(KEY_BYTES) for _ in Keys._fields))
+    return Keys(*(os.urandom(KEY_BYTES).hex() for _ in Keys._fields))
 
 
 def public_keys(keys: Keys) -> PublicKeys:
@@ -89,11 +82,10 @@ def public_keys(keys: Keys) -> PublicKeys:
     return PublicKeys(_public(keys.private_key), _public(keys.sealing_key))
 
 
-def share_keys(party: Party) -> tuple[bytes, ...]:
+def share_keys(party: Party) -> list[str]:
     """A client's second message: by holder, shares of its two secrets, sealed.
 
-    Raises:
-      InputError: the directory would bare this client.
+    It is refused for a directory that would bare the client.
     """
     client, keys, directory = party
     number, published = len(directory.public_keys), directory.public_keys
@@ -107,76 +99,59 @@ def share_keys(party: Party) -> tuple[bytes, ...]:
             f"for {number} clients, a key twice, or other keys for client {client} "
             "than its own; refuse the sum."
         )
-    pairs = zip(
-        *(
-            share_secret(
-                int.from_bytes(secret),
-                # More bytes than needed, so that the remainder is all but uniform.
-                coefficients=[
-                    int.from_bytes(os.urandom(2 * SHARE_BYTES)) % PRIME
-                    for _ in range(directory.threshold - 1)
-                ],
-                num_shares=number,
-            )
-            for secret in (keys.private_key, keys.self_seed)
-        ),
-        strict=True,
-    )
-    # Each key seals one text, so the nonce need not vary.
-    return tuple(
-        _sealing_cipher(party, client, holder).encrypt(
-            bytes(12), b"".join(share.to_bytes(SHARE_BYTES) for share in pair), None
-        )
-        for holder, pair in enumerate(pairs)
-    )
+    shares = []
+    for secret in (keys.private_key, keys.self_seed):
+        # More bytes than needed, so that the remainder is all but uniform.
+        drawn = [os.urandom(2 * SHARE_BYTES) for _ in range(directory.threshold - 1)]
+        coefficients = [int.from_bytes(each) % PRIME for each in drawn]
+        shares.append(share_secret(int(secret, 16), coefficients, num_shares=number))
+    sealed = []
+    for holder, pair in enumerate(zip(*shares, strict=True)):
+        text = b"".join(share.to_bytes(SHARE_BYTES) for share in pair)
+        # Each key seals one text, so the nonce need not vary.
+        cipher = _sealing_cipher(party, client, holder)
+        sealed.append(cipher.encrypt(bytes(12), text, None).hex())
+    return sealed
 
 
-def open_shares(party: Party, sealed: Mapping[int, bytes]) -> dict[int, HeldShares]:
-    """By owner, what a client holds for the others, from what they sealed to it.
-
-    Raises:
-      InputError: something was not sealed by its owner to this client in this sum.
-    """
+def open_shares(party: Party, sealed: Mapping[int, str]) -> dict[int, tuple[int, int]]:
+    """By owner, a client's shares of its private key and of its own mask's seed."""
     client, held = party.client, {}
     for owner, box in sealed.items():
+        cipher = _sealing_cipher(party, owner, client)
         try:
-            text = _sealing_cipher(party, owner, client).decrypt(bytes(12), box, None)
+            text = cipher.decrypt(bytes(12), bytes.fromhex(box), None)
         except InvalidTag:
             raise InputError(
                 f"client {owner}'s share for client {client} was changed on its way, "
                 "or belongs to another sum; repeat the round."
             ) from None
         parts = text[:SHARE_BYTES], text[SHARE_BYTES:]
-        held[owner] = HeldShares(*map(int.from_bytes, parts))
+        held[owner] = tuple(map(int.from_bytes, parts))
     return held
 
 
 def share_secret(
-    secret: int, *, coefficients: Sequence[int], num_shares: int, prime: int = PRIME
+    secret: int, coefficients: Sequence[int], *, num_shares: int, prime: int = PRIME
 ) -> tuple[int, ...]:
-    """Shamir's scheme: values of a random polynomial that is the secret at zero.
+    """Shamir's scheme: a polynomial that is the secret at zero, at 1, 2, ...
 
     `coefficients`, uniform in [0, prime), are those of the powers 1, 2, ...: one fewer
-    than the shares that it takes to recover the secret. The shares are the values at
-    1, 2, ..., num_shares.
+    than the shares that it takes to recover the secret.
     """
-    shares = []
-    for x in range(1, num_shares + 1):  # x = 0 would hand out the secret itself
+
+    def at(x: int) -> int:
         value = 0
         for coefficient in (*reversed(coefficients), secret):  # Horner's rule
             value = (value * x + coefficient) % prime
-        shares.append(value)
-    return tuple(shares)
+        return value
+
+    # At 0 it is the secret itself.
+    return tuple(map(at, range(1, num_shares + 1)))
 
 
 def recover_secret(shares: Mapping[int, int], *, threshold: int) -> int:
-    """The polynomial's value at zero, by Lagrange's formula.
-
-    Shares are by holder; holder i has the value at i + 1.
-
-    Raises:
-      TooFewClientsError: there are fewer shares.
-    """
+    """The polynomial's value at zero, by Lagrange; holder i has the value at i + 1."""
     _check_enough(len(shares), threshold)
     # No more than it takes: the polynomial has this many coefficients.
     points = {holder + 1: shares[holder] for holder in sorted(shares)[:threshold]}
@@ -199,31 +174,24 @@ def mask_upload(upload, party: Party) -> np.ndarray:
     client, keys, directory = party
     number = len(directory.public_keys)
     words = encode(upload, num_clients=number)
-    words = words + _mask(keys.self_seed, "own mask", len(words))
+    words = words + _mask(bytes.fromhex(keys.self_seed), "own mask", len(words))
     for peer in {*range(number)} - {client}:
-        words = words + _pair_mask(
-            client, peer, keys.private_key, directory, len(words)
-        )
+        secret = keys.private_key
+        words = words + _pair_mask(client, peer, secret, directory, len(words))
     return words
 
 
 def reveal_shares(
-    held: Mapping[int, HeldShares], directory: Directory, *, sent: Collection[int]
+    held: Mapping[int, tuple[int, int]], directory: Directory, sent: Collection[int]
 ) -> dict[int, int]:
     """A client's last message: one share for every owner, never both.
 
     It is a share of the own mask's seed for those whose upload the server says it has
     (`sent`), and of the private key for the others. A client answers once for each sum:
     two answers to different lists of senders would bare an upload.
-
-    Raises:
-      TooFewClientsError: fewer than the threshold sent, so a sum of few would show.
     """
     _check_enough(len(sent), directory.threshold)
-    return {
-        owner: shares.self_seed if owner in sent else shares.private_key
-        for owner, shares in held.items()
-    }
+    return {owner: shares[owner in sent] for owner, shares in held.items()}
 
 
 def unmask(
@@ -235,24 +203,20 @@ def unmask(
 
     `revealed` is, by holder, what `reveal_shares` gave. The result is the sum of the
     encoded uploads, [D] uint64.
-
-    Raises:
-      TooFewClientsError: too few sent, or a secret has too few shares.
-      InputError: the shares of a key are not of that key.
     """
     _check_enough(len(masked), directory.threshold)
 
-    def recovered(owner: int) -> bytes:
+    def recovered(owner: int) -> str:
         shares = {h: shown[owner] for h, shown in revealed.items() if owner in shown}
         secret = recover_secret(shares, threshold=directory.threshold)
-        # A share's field is larger than a key; the bytes in front are zero.
-        return secret.to_bytes(SHARE_BYTES)[-KEY_BYTES:]
+        # A share's field is larger than a key; the digits in front are zero.
+        return f"{secret:0{2 * KEY_BYTES}x}"[-2 * KEY_BYTES :]
 
     words = np.stack(list(masked.values())).sum(axis=0, dtype=np.uint64)
     for client, published in enumerate(directory.public_keys):
         secret = recovered(client)
         if client in masked:
-            words = words - _mask(secret, "own mask", len(words))
+            words = words - _mask(bytes.fromhex(secret), "own mask", len(words))
             continue
         if _public(secret) != published.mask:
             raise InputError(
@@ -273,20 +237,21 @@ def _check_enough(remaining: int, threshold: int) -> None:
         )
 
 
-def _public(private_key: bytes) -> bytes:
-    key = X25519PrivateKey.from_private_bytes(private_key)
-    return key.public_key().public_bytes_raw()
+def _private(digits: str) -> X25519PrivateKey:
+    return X25519PrivateKey.from_private_bytes(bytes.fromhex(digits))
 
 
-def agree(private_key: bytes, public_key: bytes, label: str) -> bytes:
+def _public(private_key: str) -> str:
+    return _private(private_key).public_key().public_bytes_raw().hex()
+
+
+def agree(private_key: str, public_key: str, label: str) -> bytes:
     """A key for one purpose, from one's private and the other's public key.
 
-    Raises:
-      ValueError: the public key is none, or a point of small order.
+    A public key that is none, or a point of small order, is a ValueError.
     """
-    peer = X25519PublicKey.from_public_bytes(public_key)
-    agreed = X25519PrivateKey.from_private_bytes(private_key).exchange(peer)
-    return _derive(agreed, label)
+    peer = X25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
+    return _derive(_private(private_key).exchange(peer), label)
 
 
 def _derive(secret: bytes, label: str) -> bytes:
@@ -306,10 +271,9 @@ def _sealing_cipher(party: Party, owner: int, holder: int) -> ChaCha20Poly1305:
 
 def _pair_mask(client, peer, private_key, directory, size) -> np.ndarray:
     """The client's side of the pair's mask: its peer's side is the negative."""
-    low, high = sorted((client, peer))
-    label = f"pair mask {low} {high}"
     agreed = agree(private_key, directory.public_keys[peer].mask, "pair")
-    mask = _mask(agreed, label, size)
+    low, high = sorted((client, peer))
+    mask = _mask(agreed, f"pair mask {low} {high}", size)
     # uint64 wraps around: adding the negative cancels exactly, which floats would not.
     return mask if client < peer else np.uint64(0) - mask
 

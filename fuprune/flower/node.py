@@ -45,11 +45,7 @@ class Node:
 
 
 def load_node(config: Mapping[str, Any]) -> Node:
-    """The client that a node's config describes.
-
-    Raises:
-      InputError: its id or its data are missing or of the wrong kind.
-    """
+    """The client that a node's config describes."""
     client, data = config.get("client-id"), config.get("data")
     if type(client) is not int or client < 0 or not data:
         raise InputError(
@@ -96,13 +92,8 @@ def usable(
 ) -> np.ndarray:
     """Positions of the images that a request may read, [m] int32.
 
-    Args:
-      node: the client.
-      orders: its log.
-      classes: those that the request asks for.
-      order: the open order that the request carries out, and may read what it names.
-      named: whether the request also asks for the single images that the order names,
-        which belong to no class as long as the order is known.
+    It asks for `classes`, and if `named` for the single images of the open `order` that
+    it carries out, which belong to no class as long as the order is known.
     """
     images, labels = node.data
     binding = in_force(orders, order)

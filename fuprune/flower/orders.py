@@ -1,4 +1,4 @@
-"""Forget orders: the server's book of them, and each client's log.
+"""Forget orders: signed, in the server's book, and in each client's log.
 
 An order names classes, clients who leave, or single examples by client and position in
 that client's own data; a client is told only its own positions. `orders.json` in the
@@ -17,14 +17,20 @@ import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pydantic
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 
 from fuprune.errors import InputError, check_classes
 from fuprune.files import write_whole
-from fuprune.flower.signatures import is_signed, sign
 from fuprune.results import from_plain
 
 if TYPE_CHECKING:
@@ -34,15 +40,9 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 BOOK = "orders.json"  # in the server's workdir
 LOG = "orders.jsonl"  # in a client's folder
-
-
-Numbers = tuple[pydantic.NonNegativeInt, ...]
-Name = Annotated[str, pydantic.StringConstraints(pattern="^[ -~]{1,150}$")]
-NAMED = ("classes", "clients", "examples", "hashes")
-
-
-Numbers = tuple[pydantic.NonNegativeInt, ...]
-Name = Annotated[str, pydantic.StringConstraints(pattern="^[ -~]{1,150}$")]
+Numbers: TypeAlias = tuple[pydantic.NonNegativeInt, ...]
+PRINTABLE = r"^[^\p{C}\p{Zl}\p{Zp}]{1,150}$"
+Name: TypeAlias = Annotated[str, pydantic.StringConstraints(pattern=PRINTABLE)]
 NAMED = ("classes", "clients", "examples", "hashes")
 
 
@@ -98,6 +98,34 @@ class Entry(NamedTuple):
         return self._replace(signatures=tuple(sign(key, text) for text in texts))
 
 
+def sign(path: Path, text: str) -> str:
+    """The signature of a text by a private OpenSSH key, in hexadecimal digits."""
+    key = _read_key(path, lambda data: load_ssh_private_key(data, None))
+    return key.sign(text.encode(), *_hashed(key)).hex()
+
+
+def is_signed(path: Path, text: str, signature: Any) -> bool:
+    """Whether the signature of a text is by the private half of a public key."""
+    key = _read_key(path, load_ssh_public_key)
+    with contextlib.suppress(InvalidSignature, TypeError, ValueError):
+        key.verify(bytes.fromhex(signature), text.encode(), *_hashed(key))
+        return True
+    return False
+
+
+def _hashed(key) -> tuple[ec.ECDSA, ...]:
+    """What the nodes' curve takes beside a text, and the operator's does not."""
+    of_node = isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey)
+    return (ec.ECDSA(hashes.SHA384()),) if of_node else ()
+
+
+def _read_key(path: Path, load) -> Any:
+    try:
+        return load(path.expanduser().read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is no key that can be read ({error}).") from None
+
+
 def read_log(folder: Path) -> dict[str, Order]:
     """The orders in a client's log, by id; a line that was cut short is left out."""
     orders: dict[str, Order] = {}
@@ -110,11 +138,7 @@ def read_log(folder: Path) -> dict[str, Order]:
 
 
 def log_orders(node: "Node", received: Any) -> dict[str, Order]:
-    """Appends what is new to the log, on disk before it returns; gives all orders.
-
-    Raises:
-      InputError: one of them is not an order, or is not the operator's.
-    """
+    """Appends what is new to the log, on disk before it returns; gives all orders."""
     told = [_order(row)._replace(hashes=()) for row in received]
     with open(node.folder / LOG, "a+", encoding="utf-8") as file:
         # Two processes of one client may receive the same order.
@@ -207,9 +231,6 @@ def check_entry(
     """The order with its numbers sorted, if this federation can have such a one.
 
     `sizes` are the images of each client that is there.
-
-    Raises:
-      InputError: it names what does not exist.
     """
     classes = check_classes(entry.classes, num_classes) if entry.classes else ()
     named = (*entry.clients, *(client for client, _ in entry.examples))
@@ -223,16 +244,15 @@ def check_entry(
             problem = f"example {place} of client {client}; allowed: 0 to {most}"
     if problem:
         raise InputError(f"order {entry.order!r} names {problem}.")
-    named = classes, entry.clients, entry.examples
-    return Entry(entry.order, *(tuple(sorted({*n})) for n in named), *entry[4:])
+    return entry._replace(
+        classes=tuple(sorted(classes)),
+        clients=tuple(sorted({*entry.clients})),
+        examples=tuple(sorted({*entry.examples})),
+    )
 
 
 def open_order(workdir: Path, entry: Entry) -> Entry:
-    """Enters an order that was checked, or finds it again after an interruption.
-
-    Raises:
-      InputError: the id was used for something else.
-    """
+    """Enters an order that was checked, or finds it again after an interruption."""
     name, rows = entry.order, _rows(workdir)
     if all(row["order"] != name for row in rows):
         row = {**entry._asdict(), "ordered": _now(), "confirmed": {}, "closed_by": {}}
@@ -248,11 +268,7 @@ def open_order(workdir: Path, entry: Entry) -> Entry:
 
 
 def withdraw(workdir: Path, name: str) -> None:
-    """Takes an order back that no client has confirmed; its id stays used.
-
-    Raises:
-      InputError: there is none, or a client has it in its log.
-    """
+    """Takes an order back that no client has confirmed; its id stays used."""
     rows = _rows(workdir)
     row = next((row for row in rows if row["order"] == name), None)
     if row is None or row["confirmed"] or row["closed"]:

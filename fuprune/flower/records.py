@@ -55,8 +55,7 @@ def pack(header: Mapping[str, Any], tree: Any = None) -> RecordDict:
 def unpack(content: RecordDict, *, limit: float = np.inf) -> tuple[dict[str, Any], Any]:
     """The header and the tree that `pack` was given; arrays are NumPy's.
 
-    Raises:
-      MessageError: the message is not of that form, or has more bytes than `limit`.
+    A message of another form, or of more bytes than `limit`, is a MessageError.
     """
     try:
         parts = content.array_records["message"]

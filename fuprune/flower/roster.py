@@ -19,10 +19,9 @@ import numpy as np
 from flwr.app import Message
 
 from fuprune.errors import TooFewClientsError
-from fuprune.flower.orders import Entry
+from fuprune.flower.orders import Entry, is_signed
 from fuprune.flower.records import PROTOCOL, Blob, MessageError, pack, unpack
 from fuprune.flower.settings import Timeouts
-from fuprune.flower.signatures import is_signed
 
 _LOGGER = logging.getLogger(__name__)
 GREETINGS = 3  # without an answer, and a node is left out
@@ -84,9 +83,6 @@ class Roster:
         """The clients that are there, once there are `number` of them.
 
         Who has not answered several times is left out, for twice as long each time.
-
-        Raises:
-          TooFewClientsError: they did not come in time.
         """
         until = time.monotonic() + self.timeouts.join
         while True:
@@ -104,14 +100,11 @@ class Roster:
             time.sleep(self.timeouts.poll)
 
     def exchange(self, kind: str, requests: Requests) -> dict[int, Content]:
-        """Sends each client a header and arrays; the replies that are answers.
-
-        `kind` is Flower's message type.
-        """
+        """As `stream`, all replies."""
         return dict(self.stream(kind, requests))
 
     def stream(self, kind: str, requests: Requests) -> Iterator[Reply]:
-        """As `exchange`, but every reply as it comes."""
+        """Sends messages of a type of Flower's; replies that answer, as they come."""
         nodes, silent = {self._node_of[k]: k for k in requests}, {*requests}
         for node, reply in self._send(kind, {n: requests[nodes[n]] for n in nodes}):
             client = nodes[node]
@@ -134,7 +127,7 @@ class Roster:
         replies = dict(self._send("query.hello", dict.fromkeys(nodes, asked)))
         for node in nodes:
             header, sums = replies.get(node, ({}, None))
-            client, problem = header.get("client"), None
+            client: Any = header.get("client")
             if node in replies:
                 problem = self._check_greeting(node, client, header)
             else:
@@ -181,9 +174,9 @@ class Roster:
             self._number += 1
             request = f"{self._series}-{self._number}"
             blob = tree if isinstance(tree, Blob | None) else Blob(tree)
-            expected[node], client = (request, blob), client_of.get(node)
+            expected[node], client = (request, blob), client_of.get(node, -1)
             # Who has not said yet who it is hears of orders with the next request.
-            told = () if client is None else self.orders.values()
+            told = () if client < 0 else self.orders.values()
             orders = [order.for_client(client)._asdict() for order in told]
             own = {"protocol": PROTOCOL, "request": request, "orders": orders}
             message = Message(

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,8 @@ UPLOAD = "query.class_statistics"  # the one message that is about the network
 def publish_keys(header: Mapping[str, Any], tree: Any, node: Node):
     """A client's first message: fresh public keys; their secret halves stay here."""
     keys = make_keys()
-    _keep(node, header["secure"], {"keys": [key.hex() for key in keys]})
-    return {"keys": [key.hex() for key in public_keys(keys)]}, None
+    _keep(node, header["secure"], {"keys": keys})
+    return {"keys": public_keys(keys)}, None
 
 
 def seal_shares(header: Mapping[str, Any], tree: Any, node: Node):
@@ -59,7 +59,7 @@ def seal_shares(header: Mapping[str, Any], tree: Any, node: Node):
     kept["told"] = secure
     sealed = share_keys(_party(kept))
     _keep(node, secure, kept)
-    return {"sealed": [box.hex() for box in sealed]}, None
+    return {"sealed": sealed}, None
 
 
 def masked_upload(upload: Any, secure: Any, node: Node, question: str) -> np.ndarray:
@@ -92,13 +92,13 @@ def reveal(header: Mapping[str, Any], tree: Any, node: Node):
             f"the senders of a secure sum are {sent!r:.80}, but must be of its clients "
             f"and include client {party.client}; refuse the sum."
         )
-    shown = reveal_shares(_opened(kept), party.directory, sent={*sent})
+    shown = reveal_shares(_opened(kept), party.directory, {*sent})
     # Before the answer leaves: a second question, with other senders, would open the
     # other half of somebody's secrets, and a second sum, without one of the senders,
     # would show by the difference what that one sent.
     _answer_once(node, kept["question"])
     _path(node, secure).unlink()
-    return {"shares": {str(owner): hex(share) for owner, share in shown.items()}}, None
+    return {"shares": shown}, None
 
 
 def secure_statistics(
@@ -109,15 +109,10 @@ def secure_statistics(
 ) -> Any:
     """The server's side: the sum of what clients uploaded, and nothing else of it.
 
-    Args:
-      exchange: sends messages of a kind and gives back the replies that came.
-      requests: for statistics, without their part on masks, to those who take part.
-      template: `ClassActivations` of arrays or `jax.ShapeDtypeStruct`s.
-      sizes: how many images each client says it has.
-
-    Raises:
-      TooFewClientsError: fewer than three, or than a majority, stayed to the end.
-      UnlearnError: the sum cannot be one of class statistics, so a client spoiled it.
+    `exchange` sends messages of a kind and gives back the replies that came; `requests`
+    are for statistics; `template` is the form of a `ClassActivations`, and `sizes` are
+    the images that each client says it has. Fewer clients than three, or than a
+    majority, and a sum that a client spoiled are errors.
     """
     session, members = secrets.token_hex(16), list(requests)
 
@@ -141,10 +136,7 @@ def secure_statistics(
             "of a sum of two, each knows the other's part."
         )
     directory = Directory(tuple(published.values()), fewest(number), session)
-    told = {
-        "public": [[key.hex() for key in keys] for keys in directory.public_keys],
-        "threshold": directory.threshold,
-    }
+    told = {"public": directory.public_keys, "threshold": directory.threshold}
     places = range(number)
     replies = tell("query.secure_shares", {i: {**told, "position": i} for i in places})
     sealed = _readable(replies, lambda header: _sealed(header, number))
@@ -165,7 +157,8 @@ def secure_statistics(
     # Those who sent open shares, by which the masks come off the sum.
     sent = sorted(masked)
     replies = tell("query.secure_reveal", {i: {"sent": sent} for i in sent})
-    total = unmask(masked, directory, _readable(replies, _shares))
+    shown = _readable(replies, lambda header: _by_client(header["shares"], int))
+    total = unmask(masked, directory, shown)
     words = jax.device_get(decode(total, template))
     # Only the sum can be checked: single uploads are hidden by design.
     held = sum(sizes[members[i]] for i in masked)
@@ -190,12 +183,17 @@ def _readable(replies: Messages, read: Callable[[Any], Any]) -> dict[int, Any]:
 
 def _public_keys(header: Mapping[str, Any]) -> PublicKeys:
     """Keys that the others can use; with any other they would refuse the sum."""
-    keys = PublicKeys(*map(bytes.fromhex, header["keys"]))
+    keys = _published(header["keys"])
     for key in keys:
-        agree(secrets.token_bytes(KEY_BYTES), key, "")
+        agree(secrets.token_hex(KEY_BYTES), key, "")
     if keys.mask == keys.sealing:
         raise InputError("a client has one key for two purposes.")
     return keys
+
+
+def _published(keys: Sequence[str]) -> PublicKeys:
+    # In one spelling, so that equal keys are equal.
+    return PublicKeys(*(bytes.fromhex(key).hex() for key in keys))
 
 
 def _sealed(header: Mapping[str, Any], number: int) -> list[str]:
@@ -205,21 +203,20 @@ def _sealed(header: Mapping[str, Any], number: int) -> list[str]:
     return boxes
 
 
-def _shares(header: Mapping[str, Any]) -> dict[int, int]:
-    return {int(owner): int(value, 16) for owner, value in header["shares"].items()}
+def _by_client(values: Mapping[str, Any], read: Callable = str) -> dict[int, Any]:
+    return {int(client): read(value) for client, value in values.items()}
 
 
 def _party(kept: Mapping[str, Any]) -> Party:
     """This client, by its keys and what the server told it of the others."""
-    told, keys = kept["told"], Keys(*map(bytes.fromhex, kept["keys"]))
-    published = (PublicKeys(*map(bytes.fromhex, pair)) for pair in told["public"])
-    directory = Directory(tuple(published), told["threshold"], told["session"])
-    return Party(told["position"], keys, directory)
+    told = kept["told"]
+    published = tuple(map(_published, told["public"]))
+    directory = Directory(published, told["threshold"], told["session"])
+    return Party(told["position"], Keys(*kept["keys"]), directory)
 
 
-def _opened(kept: Mapping[str, Any]):
-    boxes = kept["boxes"].items()
-    return open_shares(_party(kept), {int(o): bytes.fromhex(box) for o, box in boxes})
+def _opened(kept: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
+    return open_shares(_party(kept), _by_client(kept["boxes"]))
 
 
 def _keep(node: Node, secure: Any, secret: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ own in `orders/ID/` that starts from the newest model; so logs, checkpoints, mod
 reports are those of a simulation, and so is what a killed server goes on with.
 """
 
+import functools
 import json
 import logging
 import shutil
@@ -40,11 +41,7 @@ UNAVAILABLE = {name: m.simulated for name, m in METHODS.items() if m.simulated}
 
 
 def run(grid, settings: Settings) -> None:
-    """One run of the app, with clients behind Flower's grid.
-
-    Raises:
-      FupruneError: it cannot go on; one sentence says why.
-    """
+    """One run of the app, with clients behind Flower's grid."""
     workdir, config = settings.workdir, settings.config
     workdir.mkdir(parents=True, exist_ok=True, mode=0o700)
     # A second server would write the same book of orders and models.
@@ -71,13 +68,9 @@ def run(grid, settings: Settings) -> None:
 
 
 def train(roster: Roster, settings: Settings) -> None:
-    """Trains the network of the config on what clients may be asked for.
-
-    Raises:
-      InputError: an order was carried out on what was trained here before.
-    """
+    """Trains the network of the config on what clients may be asked for."""
     place = f"{_TRAINING}/models/raw"
-    if _current(settings.workdir) not in (None, place):
+    if _newest(settings.workdir) not in (None, place):
         raise InputError(
             f"the model in {settings.workdir} has forgotten by order, and training "
             "would bring back the one before it; choose another workdir."
@@ -88,17 +81,21 @@ def train(roster: Roster, settings: Settings) -> None:
 
 
 def forget(roster: Roster, settings: Settings) -> None:
-    """Carries out a forget order on the newest model.
-
-    Raises:
-      InputError: the order, its classes or its method cannot be.
-    """
-    workdir = settings.workdir
+    """Carries out a forget order on the newest model."""
+    workdir, order = settings.workdir, settings.order
     config = with_keys(settings.config, asked(settings))
     methods = configuration.methods(config)
-    _check_methods(methods, settings.order)
+    for name in methods:
+        if name in UNAVAILABLE:
+            raise InputError(
+                f"{name} cannot run over a federation: {UNAVAILABLE[name]}; choose "
+                "class_pruning, for example."
+            )
+        examples = tuple(position for _, position in order.examples)
+        wanted = ForgetRequest(order.classes, order.clients, examples)
+        check_served(METHODS[name], wanted)
     order = orders.check_entry(
-        settings.order._replace(federation=orders.federation_id(workdir)),
+        order._replace(federation=orders.federation_id(workdir)),
         sources.num_classes(config.data.name, config.data.dir or None),
         config.partition.clients,
         roster.examples,
@@ -106,7 +103,7 @@ def forget(roster: Roster, settings: Settings) -> None:
     settings = settings._replace(order=order)
     folder = workdir / "orders" / order.folder
     place = f"{folder.relative_to(workdir)}/models/{methods[0]}"
-    current = _newest(workdir)
+    current = _trained(workdir)
     if orders.open_order(workdir, order).closed:
         name = order.order
         raise InputError(f"order {name!r} is closed; give another request another id.")
@@ -137,8 +134,8 @@ def withdraw(roster: Roster, settings: Settings) -> None:
 
 def evaluate(roster: Roster, settings: Settings) -> None:
     """What the newest model does on the server's test set and on clients' images."""
-    model, variables = checkpoint.load(settings.workdir / _newest(settings.workdir))
-    federation = open_federation(roster, settings, settings.config)
+    model, variables = checkpoint.load(settings.workdir / _trained(settings.workdir))
+    federation = open_federation(roster, settings, None, settings.config)
     here = federation.evaluator(model, federation.test)(variables)
     classes = range(federation.num_classes)
     there = federation.clients.evaluate(model, variables, classes)
@@ -147,25 +144,16 @@ def evaluate(roster: Roster, settings: Settings) -> None:
     _LOGGER.info("accuracy on the %s: %.4f", images, there.accuracy)
 
 
-COMMANDS = {
-    "train": train,
-    "forget": forget,
-    "withdraw": withdraw,
-    "evaluate": evaluate,
-}
+COMMANDS = {run.__name__: run for run in (train, forget, withdraw, evaluate)}
 
 
 def _run(roster: Roster, settings: Settings, config, folder: Path):
     """The run of a config in a folder, with the roster's clients."""
+    answers = folder / "answers"
     folder.mkdir(parents=True, exist_ok=True)
-    record = experiment.run(
-        config,
-        folder,
-        # The server has no clients' images to place on a machine.
-        load=lambda config, machine: open_federation(
-            roster, settings, config, folder / "answers"
-        ),
-    )
+    # The server has no clients' images to place on a machine.
+    opened = functools.partial(open_federation, roster, settings, answers)
+    record = experiment.run(config, folder, load=opened)
     if record is None:
         raise InputError("the server was asked to stop; the same command continues.")
     return record
@@ -195,24 +183,10 @@ def with_keys(config, values: dict[str, Any]):
     return changed
 
 
-def _check_methods(methods, order: orders.Entry) -> None:
-    examples = tuple(i for _, i in order.examples)
-    for name in methods:
-        if name in UNAVAILABLE:
-            raise InputError(
-                f"{name} cannot run over a federation: {UNAVAILABLE[name]}; choose "
-                "class_pruning, for example."
-            )
-        check_served(
-            METHODS[name], ForgetRequest(order.classes, order.clients, examples)
-        )
-
-
 def _begin(workdir: Path, folder: Path, config) -> None:
     """Prepares the run of an order, and drops what it made from another start.
 
-    If another order was carried out since this one was interrupted, what there is of
-    this one still knows what that one forgot; and another method makes something else.
+    That still knows what another order forgot since, or is another method's.
     """
     if (folder / "config.json").exists():
         begun = results.read_provenance(folder).config
@@ -231,11 +205,12 @@ def _test_set(config) -> Dataset:
 
 
 def open_federation(
-    roster: Roster, settings: Settings, config, answers: Path | None = None
+    roster: Roster, settings: Settings, answers: Path | None, config, machine=None
 ) -> Federation:
     """What the server itself holds: its test set, and stand-ins for clients' data."""
-    order, name, where = settings.order, config.data.name, config.data.dir or None
-    shape, num_classes = roster.shape, sources.num_classes(name, where)
+    del machine
+    order, where = settings.order, (config.data.name, config.data.dir or None)
+    shape, num_classes = roster.shape, sources.num_classes(*where)
     mean, std = _colours(config, settings.workdir, roster)
     prepared = make_preprocessing(mean, std, shape, augment=config.train.augment)
     blank = Dataset(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
@@ -261,7 +236,7 @@ def open_federation(
         validation=blank,
         test=_test_set(config),
         num_classes=num_classes,
-        class_names=sources.class_names(name, where),
+        class_names=sources.class_names(*where),
         prepare=prepared.evaluation,
         prepare_training=prepared.training,
         request=request,
@@ -297,23 +272,19 @@ def _colours(config, workdir: Path, roster: Roster):
     return mean, std
 
 
-def _newest(workdir: Path) -> str:
-    """Where in the workdir the newest model is.
+def _newest(workdir: Path) -> str | None:
+    """Where in the workdir the newest model is."""
+    file = workdir / "current.json"
+    return json.loads(file.read_text("utf-8"))["model"] if file.exists() else None
 
-    Raises:
-      InputError: nothing has been trained there.
-    """
-    place = _current(workdir)
+
+def _trained(workdir: Path) -> str:
+    place = _newest(workdir)
     if place is None:
         raise InputError(
             f'there is no trained model in {workdir}; run with command="train" first.'
         )
     return place
-
-
-def _current(workdir: Path) -> str | None:
-    file = workdir / "current.json"
-    return json.loads(file.read_text("utf-8"))["model"] if file.exists() else None
 
 
 def _hand_out(workdir: Path, place: str) -> None:

@@ -50,10 +50,10 @@ class Timeouts(NamedTuple):
 class Settings(NamedTuple):
     """One run of the app."""
 
-    command: str  # one of COMMANDS
-    workdir: Path  # absolute
+    command: str
+    workdir: Path
     config: Any  # fuprune's
-    order: Entry  # to forget; empty in a run that does something else
+    order: Entry  # empty in a run that does something else
     method: str
     min_clients: int
     timeouts: Timeouts
@@ -62,14 +62,7 @@ class Settings(NamedTuple):
 
 
 def read_config(text: str) -> Any:
-    """The quickstart's config with the keys that `text` sets.
-
-    Args:
-      text: `key=value` with spaces between; a value with spaces is quoted.
-
-    Raises:
-      FupruneError: a key is unknown, or a value makes no sense.
-    """
+    """The quickstart's config with the keys that `text` sets, as on a command line."""
     parts = shlex.split(text)
     for part in parts:
         if "=" not in part:
@@ -80,11 +73,7 @@ def read_config(text: str) -> Any:
 
 
 def read_settings(run_config: Mapping[str, Any]) -> Settings:
-    """The settings of a run, checked.
-
-    Raises:
-      InputError: a key has a value that makes no sense.
-    """
+    """The settings of a run, checked."""
     app = tomllib.loads(_APP.read_text("utf-8"))["tool"]["flwr"]["app"]
     given = {**app["config"], **run_config}
     command, text = str(given["command"]), str(given["config"])

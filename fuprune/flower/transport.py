@@ -23,14 +23,7 @@ from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError, TooFewClientsError
 from fuprune.federated.client import ClientUpdate, TrainContext
 from fuprune.federated.evaluate import Evaluation
-from fuprune.federated.program import (
-    Client,
-    ClientProgram,
-    CohortFn,
-    Receive,
-    Shared,
-    Task,
-)
+from fuprune.federated.program import Client, ClientProgram, Receive, Shared, Task
 from fuprune.federated.uploads import check_tree
 from fuprune.files import write_whole
 from fuprune.flower.records import Blob, digest, plain
@@ -46,10 +39,7 @@ FAR = 10.0  # times their median is too long, or too much weight
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RemoteClients:
-    """The clients of a roster as a backend; `federated.program.Transport`.
-
-    Beside the roster it has what goes along with every request of one phase.
-    """
+    """The clients of a roster as a backend; `federated.program.Transport`."""
 
     roster: Roster
     config: Mapping[str, Any]  # of the run, JSON-able
@@ -58,37 +48,30 @@ class RemoteClients:
     std: Sequence[float]
     secure: bool = False  # class statistics are summed under masks
     order: str | None = None  # the forget order that is being carried out
-    # `spec` and `masked_classes` of fine-tuning's teacher, whose arrays are part of the
-    # objective and travel with the model.
+    # Of fine-tuning, `spec` and `masked_classes`; its arrays travel with the model.
     teacher: Mapping[str, Any] | None = None
-    # Where answers are kept that a server which was killed must not ask for again: the
+    # Where answers are kept: a server that was killed must not ask again, because the
     # same question to fewer clients would show the others' part in a sum.
     answers: Path | None = None
 
     def training(self, objective: Any) -> "RemoteClients":
-        """The same clients, training with an objective.
-
-        Raises:
-          InputError: the objective is none that clients know.
-        """
-        teacher = None
-        if objective is not None:
-            task = objective.task
-            if task is None:
-                raise InputError(
-                    "this objective is a function of its own, and remote clients know "
-                    "no other than a teacher's; use fine_tune.distill_weight."
-                )
-            teacher = {"spec": _spec(task), **task.arguments}
+        """The same clients, training with an objective."""
+        if objective is None:
+            return dataclasses.replace(self, teacher=None)
+        task = objective.task
+        if task is None:
+            raise InputError(
+                "this objective is a function of its own, and remote clients know no "
+                "other than a teacher's; use fine_tune.distill_weight."
+            )
+        teacher = {"spec": _spec(task), **task.arguments}
         return dataclasses.replace(self, teacher=teacher)
 
     def sizes(self, clients: np.ndarray) -> np.ndarray:
         """How many images clients [M] say they have, [M]."""
         return np.asarray([self.roster.examples.get(int(k), 0) for k in clients])
 
-    def __call__(
-        self, program: ClientProgram, receive: Receive | None = None
-    ) -> CohortFn:
+    def __call__(self, program: ClientProgram, receive: Receive | None = None):
         """`run(shared, clients)`: the program on nodes, through the server's doors."""
         task = program.task
         if task is None or task.name not in PROGRAMS:
@@ -110,11 +93,10 @@ class RemoteClients:
                 exchange, sizes = self.roster.exchange, self.roster.examples
                 if hidden:
                     return secure_statistics(exchange, requests, template[1], sizes)
+                replies = self.roster.stream(kind, requests)
                 if task.name != "relabel":
-                    replies = self.roster.stream(kind, requests)
                     return self._receive(door, shared, clients, template, replies)
-                if not exchange(kind, requests):
-                    raise _nobody()
+                _check_somebody(len(dict(replies)))
                 # The answers stay with the clients: class u under the new labels is
                 # class `num_classes` + u.
                 rows = np.asarray(clients.row)
@@ -131,7 +113,7 @@ class RemoteClients:
         return run
 
     def evaluate(self, model, variables, classes: Sequence[int]) -> Evaluation:
-        """What the model does on clients' own images, as they count themselves."""
+        """What the model does on clients' images, as they count themselves."""
         asked = self._header(rebuild.spec(model), classes), Blob(variables)
         present = self.roster.refresh()
         replies = self.roster.exchange("evaluate", dict.fromkeys(present, asked))
@@ -166,13 +148,8 @@ class RemoteClients:
             },
         }
 
-    def _requests(
-        self, task: Task, shared: Shared, clients: Client, present: Sequence[int]
-    ) -> Requests:
-        """By id, header and arrays for those of the cohort who are there.
-
-        Of a client whose row is empty there is nothing to ask.
-        """
+    def _requests(self, task: Task, shared: Shared, clients, present) -> Requests:
+        """To those of the cohort who are there and have something to be asked."""
         asked = {"task": task.name, "arguments": dict(task.arguments)}
         clients, labels = jax.device_get((clients, shared.labels))
         requests, context = {}, shared.context
@@ -199,7 +176,9 @@ class RemoteClients:
             known = Client(clients.row[ids.index(client)], size, jnp.int32(client))
             return jax.device_get(door(shared, known, sent[1]))
 
-        arrived = ((k, *_sent(template, tree, k)) for k, (_, tree) in replies)
+        arrived: Iterator[Any] = (
+            (client, *_sent(template, tree, client)) for client, (_, tree) in replies
+        )
         if door is not None:
             arrived = self._bounded(shared.context, arrived)
         # Silence counts for nothing.
@@ -212,8 +191,8 @@ class RemoteClients:
             answered += known
             part, each[client] = admitted(client, sent)
             total = jax.tree.map(np.add, total, part)
-        if not answered and door is None:
-            raise _nobody()
+        if door is None:
+            _check_somebody(answered)
         parts = [each.get(client, nothing) for client in ids]
         return (
             jax.tree.map(lambda x, to: np.asarray(x, to.dtype), total, like),
@@ -248,10 +227,11 @@ class RemoteClients:
             yield client, (total, update), known
 
 
-def _nobody() -> TooFewClientsError:
-    return TooFewClientsError(
-        "no client answered; look at the SuperNodes, or raise reply-seconds."
-    )
+def _check_somebody(answered: int) -> None:
+    if not answered:
+        raise TooFewClientsError(
+            "no client answered; look at the SuperNodes, or raise reply-seconds."
+        )
 
 
 def _spec(task: Task) -> dict[str, Any]:
@@ -282,18 +262,12 @@ def _for_client(context: TrainContext, client: int) -> TrainContext:
     return context._replace(variables=variables, client_stats=None)
 
 
-def stand_ins(
-    num_clients: int,
-    num_classes: int,
-    shape: Sequence[int],
-    named: Sequence[int] = (),
-) -> FederatedDataset:
+def stand_ins(num_clients: int, num_classes: int, shape, named=()) -> FederatedDataset:
     """What the server has in place of clients' data: one blank image per class.
 
-    Every client's row names every class. `drop_classes` and its kin then say what a
-    client is to read, and the client looks up which of its images that is. If an order
-    names single images, one more blank, number U with the label 2 * U, stands for them
-    in their holders' rows; `named` are the ids of the holders.
+    `drop_classes` and its kin say which of them a client is to read, and the client
+    looks up its images. For single images of an order, one more, number U with the
+    label 2 * U, is in the rows of those who hold them, the ids `named`.
     """
     labels = [*range(num_classes), *([2 * num_classes] if len(named) else [])]
     rows = np.tile(np.arange(len(labels), dtype=np.int32), (num_clients, 1))
@@ -341,8 +315,7 @@ def _template(program: ClientProgram, shared: Shared, clients: Client):
 def _sent(template, tree, client: int):
     """What a client sent, in the template's form, and whether it is usable.
 
-    Nonsense becomes NaN, which the door of training and of statistics turns away; a sum
-    has no other door, so there it counts for nothing.
+    Nonsense is NaN for the door of training and of statistics, and nothing in a sum.
     """
     problem = check_tree(tree, plain(template))
     if problem is None:

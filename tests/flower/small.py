@@ -1,6 +1,6 @@
 """A federation in one process: the real ClientApp behind a grid without a network."""
 
-from flwr.app import Array, ArrayRecord, Context, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.numpy import save
 
@@ -8,6 +8,7 @@ from fuprune import config as configuration
 from fuprune.data.normalisation import constant_statistics
 from fuprune.flower import client_app
 from fuprune.flower.launch import deal
+from fuprune.flower.records import pack, unpack
 from fuprune.flower.roster import Roster
 from fuprune.flower.settings import Timeouts
 from fuprune.flower.transport import RemoteClients, stand_ins
@@ -81,6 +82,19 @@ class FakeGrid:
         )
         reply = client_app.app(message, context)
         return reply if self.meddle is None else self.meddle(client, message, reply)
+
+
+def meddling(kind, change, client=1):
+    """For `meddle`: one client's replies of a kind are changed, or None: it is mute."""
+
+    def meddle(sender, message, reply):
+        if sender != client or message.metadata.message_type != kind:
+            return reply
+        if change is None:
+            return None
+        return Message(pack(*change(*unpack(reply.content))), reply_to=message)
+
+    return meddle
 
 
 def said(header, tree=None):

@@ -42,6 +42,10 @@ def make_node(folder, labels=(0, 1, 1, 2, 3), **more):
     return Node(0, folder, lambda: Dataset(images, labels), **more)
 
 
+def reads(node, order=None, classes=EVERYTHING, **named):
+    return usable(node, read_log(node.folder), classes, order, **named).tolist()
+
+
 def row(name, *classes, closed=False):
     return {"order": name, "classes": list(classes), "closed": closed}
 
@@ -62,29 +66,24 @@ def test_an_order_is_confirmed_once_it_is_on_disk(tmp_path):
 
 def test_forgotten_images_are_left_out_whatever_the_server_asks(tmp_path):
     node = make_node(tmp_path)
-    assert usable(node, {}, EVERYTHING, None).tolist() == [0, 1, 2, 3, 4]
-    orders = log_orders(node, [row("a", 1), row("b", 3, closed=True)])
-    assert usable(node, orders, EVERYTHING, None).tolist() == [0, 3]
+    assert reads(node) == [0, 1, 2, 3, 4]
+    log_orders(node, [row("a", 1), row("b", 3, closed=True)])
+    assert reads(node) == [0, 3]
     # The method that carries out an open order may read its classes; nobody else's.
-    assert usable(node, orders, EVERYTHING, "a").tolist() == [0, 1, 2, 3]
-    assert usable(node, orders, EVERYTHING, "b").tolist() == [0, 3]
+    assert reads(node, "a") == [0, 1, 2, 3]
+    assert reads(node, "b") == [0, 3]
     # Opening it again does not bring a closed order's images back.
-    orders = log_orders(node, [row("b", 3)])
-    assert usable(node, orders, EVERYTHING, "b").tolist() == [0, 3]
-
-
-def test_a_client_that_slept_hears_of_orders_with_any_request(tmp_path):
-    reply, _ = answer("query.hello", make_node(tmp_path), orders=[row("a", 2)])
-    assert reply["orders"] == ["a"] and reply["examples"] == 5
-    assert read_log(tmp_path)["a"].classes == (2,)
+    log_orders(node, [row("b", 3)])
+    assert reads(node, "b") == [0, 3]
 
 
 def test_a_line_that_was_cut_short_loses_nothing_else(tmp_path):
     node = make_node(tmp_path)
-    log_orders(node, [row("a", 1)])
+    # A client that slept hears of orders with any request.
+    reply, _ = answer("query.hello", node, orders=[row("a", 2)])
+    assert reply["orders"] == ["a"] and reply["examples"] == 5
     with open(tmp_path / "orders.jsonl", "a") as file:
         file.write('{"order": "b", "cla')
-    assert sorted(read_log(tmp_path)) == ["a"]
     # The next order starts a line of its own, or it would be lost with the cut one.
     assert sorted(log_orders(node, [row("c", 2)])) == ["a", "c"]
 
@@ -99,6 +98,7 @@ def test_a_client_without_images_tells_sums_of_no_colours(tmp_path):
     "wrong",
     [
         [{"order": "", "classes": [1]}],
+        [{"order": "a\nb", "classes": [1]}],
         [{"order": "a", "classes": [-1]}],
         [{"order": "a", "classes": "1"}],
         [{"order": "a", "examples": [0.5]}],
@@ -164,8 +164,8 @@ def test_the_ledger_keeps_an_order_through_a_restart(tmp_path):
     assert read_book(tmp_path)["2026-7"].closed
     with pytest.raises(InputError, match="no client has confirmed is withdrawn"):
         withdraw(tmp_path, "2026-7")
-    names = {Entry(n).folder for n in ("a.b", "a:b", "a_b")}
-    assert len(names) == 3 and not any("/" in n for n in names)
+    names = {Entry(n).folder for n in ("a.b", "a:b", "a_b", "größe")}
+    assert len(names) == 4 and not any("/" in n for n in names)
 
 
 def test_an_order_is_withdrawn_as_long_as_nobody_has_it(tmp_path):
@@ -187,10 +187,10 @@ def test_two_federations_have_orders_of_their_own(tmp_path):
     ids = [federation_id(tmp_path / name) for name in ("one", "two", "one")]
     assert ids[0] == ids[2] != ids[1]
     entries = [Entry("2026-001", (3,), federation=i) for i in ids[:2]]
+    first, second = (entry.for_client(0)._asdict() for entry in entries)
     node = make_node(tmp_path)
-    told = [entry.for_client(0)._asdict() for entry in entries]
-    orders = log_orders(node, [{**told[0], "closed": True}, told[1]])
-    assert usable(node, orders, EVERYTHING, entries[1].name).tolist() == [0, 1, 2, 3]
+    log_orders(node, [{**first, "closed": True}, second])
+    assert reads(node, entries[1].name) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -212,26 +212,26 @@ def test_single_images_belong_to_no_class_once_they_are_ordered(tmp_path):
     told = entry.for_client(0)
     assert told.examples == (1, 3), "and nothing of client 1's"
     node = make_node(tmp_path)
-    orders = log_orders(node, [told._asdict(), row("b", 3)])
-    assert usable(node, orders, EVERYTHING, None).tolist() == [0, 2]
-    assert usable(node, orders, EVERYTHING, "a").tolist() == [0, 2]
-    assert usable(node, orders, [], "a", named=True).tolist() == [1, 3]
+    log_orders(node, [told._asdict(), row("b", 3)])
+    assert reads(node) == [0, 2]
+    assert reads(node, "a") == [0, 2]
+    assert reads(node, "a", [], named=True) == [1, 3]
     # No other order may read them, and what another order names stays out.
-    assert usable(node, orders, [], "b", named=True).tolist() == []
-    orders = log_orders(node, [row("b", 2, closed=True)])
-    assert usable(node, orders, [], "a", named=True).tolist() == [1]
-    orders = log_orders(node, [told._replace(closed=True)._asdict()])
-    assert usable(node, orders, EVERYTHING, "a", named=True).tolist() == [0, 2]
+    assert reads(node, "b", [], named=True) == []
+    log_orders(node, [row("b", 2, closed=True)])
+    assert reads(node, "a", [], named=True) == [1]
+    log_orders(node, [told._replace(closed=True)._asdict()])
+    assert reads(node, "a", named=True) == [0, 2]
 
 
 def test_an_image_stays_forgotten_wherever_it_moves(tmp_path):
     node = make_node(tmp_path)
     told = Entry("a", examples=((0, 1), (0, 3)), closed=True).for_client(0)
-    orders = log_orders(node, [told._asdict()])
+    log_orders(node, [told._asdict()])
     order = [4, 3, 2, 0]  # image 1 is deleted, and the others change places
     shuffled = Dataset(*(part[order] for part in node.data))
     moved = dataclasses.replace(node, load=lambda: shuffled)
-    assert usable(moved, orders, EVERYTHING, None).tolist() == [0, 2, 3]
+    assert reads(moved) == [0, 2, 3]
 
 
 def test_a_clients_own_file_is_used_whole_whatever_classes_it_lacks(tmp_path):
@@ -258,13 +258,10 @@ def test_a_client_that_leaves_confirms_and_takes_part_in_nothing(tmp_path):
         reply, content = answer(kind, node, orders=[order])
         assert "left the federation by order 'a'" in reply["problem"]
         assert content is None
-    orders = read_log(tmp_path)
-    assert usable(node, orders, EVERYTHING, None).tolist() == []
+    assert reads(node) == []
     # As long as it is open, the order itself may read what is to be forgotten.
-    assert usable(node, orders, EVERYTHING, "a").tolist() == [0, 1, 2, 3, 4]
-    orders = log_orders(node, [{**order, "closed": True}])
-    assert usable(node, orders, EVERYTHING, "a").tolist() == []
+    assert reads(node, "a") == [0, 1, 2, 3, 4]
+    log_orders(node, [{**order, "closed": True}])
+    assert reads(node, "a") == []
     # Others go on as before.
-    assert (
-        usable(dataclasses.replace(node, client=1), orders, EVERYTHING, None).size == 5
-    )
+    assert len(reads(dataclasses.replace(node, client=1))) == 5

@@ -9,18 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-import chex
 import pytest
 
-from fuprune.flower import server
 from fuprune.flower.certificates import make_certificates
-from fuprune.flower.launch import APP, Federation, FederationError, deal
-from fuprune.flower.settings import read_settings
-from fuprune.run import checkpoint
+from fuprune.flower.launch import Federation, deal
 from tests.environment import QUICK_COMPILATION
-from tests.flower import small
 
 pytestmark = pytest.mark.slow
 CONFIG = (
@@ -45,8 +39,8 @@ def short_lived_programs(monkeypatch):
 
 
 @contextlib.contextmanager
-def started(folder, nodes, **options):
-    with Federation(folder, **options) as federation:
+def started(folder, nodes):
+    with Federation(folder) as federation:
         federation.start(nodes)
         for client in range(deal(CONFIG.format(n=nodes, rounds=1), folder)):
             federation.start_node(client)
@@ -62,14 +56,12 @@ def aside(federation, **config):
         run.result()
 
 
-def await_text(path, text, times=1, seconds=600):
-    """Waits until a log has a text so many times."""
-    until = time.monotonic() + seconds
+def await_text(path, text):
+    """Waits until a log has a text."""
+    until = time.monotonic() + 600
     while time.monotonic() < until:
-        if path.exists():
-            found = path.read_text("utf-8", errors="replace").count(text)
-            if found >= times:
-                return
+        if path.exists() and text in path.read_text("utf-8", errors="replace"):
+            return
         time.sleep(0.3)
     raise AssertionError(f"no {text!r} in {path}")
 
@@ -82,7 +74,7 @@ def rounds_of(folder):
 
 def logged(federation, client):
     """The rows of a client's log of orders."""
-    log = federation.client_folder(client) / "orders.jsonl"
+    log = federation.folder / f"client-{client}" / "orders.jsonl"
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
@@ -101,11 +93,11 @@ def test_keys_and_orders_in_a_federation_with_certificates(tmp_path):
         assert federation.door != federation.port
         federation.run(told.append, command="train", **common)
         shutil.copy(tmp_path / "f" / "data-1.npz", tmp_path / "f" / "data-2.npz")
-        stranger = federation.start_node(2, key=tmp_path / "other" / "node-0")
+        federation.start_node(2, key=tmp_path / "other" / "node-0")
         federation.run(
             told.append, command="forget", classes="3", order="a-1", **common
         )
-        assert stranger.wait(120) != 0
+        assert federation.nodes[2].wait(120) != 0
     assert told.count("clients 0, 1 are there") == 2
     assert "order a-1 is closed, and in the logs of clients 0, 1" in told
     assert list(federation.workdir.glob("orders/*/report/report.html"))
@@ -125,18 +117,14 @@ def test_the_round_goes_on_without_a_node_that_is_killed_in_training(tmp_path):
     assert row["participants"] == 2
 
 
-@pytest.mark.parametrize("moment", ["query.class_statistics", "train"])
-def test_an_order_is_carried_out_without_a_node_that_is_killed(tmp_path, moment):
-    """In the statistics, and as the smaller model is sent out."""
+def test_an_order_is_carried_out_without_a_node_that_is_killed(tmp_path):
     common = patience(3)
     with started(tmp_path / "f", 3) as federation:
         federation.run(command="train", **common)
         order = {"classes": "3", "order": "a-1"}
         with aside(federation, command="forget", **common, **order):
-            # In the log of the node, `train` is there once from the first run.
-            times = 2 if moment == "train" else 1
             seen = tmp_path / "f" / "logs" / "node-2.log"
-            await_text(seen, f"Receiving: {moment} ", times)
+            await_text(seen, "Receiving: query.class_statistics ")
             kill_tree(federation.nodes[2])
         (row,) = rounds_of(next(federation.workdir.glob("orders/*")))
         assert row["participants"] == 2
@@ -145,38 +133,6 @@ def test_an_order_is_carried_out_without_a_node_that_is_killed(tmp_path, moment)
         federation.run(command="evaluate", **common | {"min_clients": 3})
     (row,) = json.loads((federation.workdir / "orders.json").read_text())
     assert sorted(row["closed_by"]) == ["0", "1", "2"]
-
-
-def test_a_client_that_answers_wrongly_counts_for_nothing(tmp_path):
-    """Another round's reply, an old model, nonsense: one after the other."""
-    app = shutil.copytree(APP, tmp_path / "app")
-    wrong = Path(__file__).with_name("wrong_client.py")
-    shutil.copy(wrong, app / "fuprune_app" / "client.py")
-    common, told = patience(3, rounds=4), []
-    with started(tmp_path / "f", 3, app=app) as federation:
-        federation.run(told.append, command="train", **common)
-    found = rounds_of(federation.workdir / "training")
-    assert [row["participants"] for row in found] == [3, 2, 2, 2]
-    assert [row.get("rejected", []) for row in found] == [[], [], [], [2]]
-    said = "\n".join(told)
-    assert said.count("it answers request ") == 1
-    assert said.count("it worked on another model than the one that was sent") == 1
-
-    # The model is the one of a federation in which that client fell silent.
-    def silent(client, message, reply):
-        trained = client == 2 and message.metadata.message_type == "train"
-        silent.answered += trained
-        return None if trained and silent.answered > 1 else reply
-
-    silent.answered = 0
-    grid = small.FakeGrid(tmp_path / "g", common["config"], meddle=silent)
-    alone = {"command": "train", "workdir": str(tmp_path / "g" / "server")}
-    server.run(grid, read_settings({**alone, "config": common["config"]}))
-    (_, one), (_, other) = (
-        checkpoint.load(workdir / "training" / "models" / "raw")
-        for workdir in (federation.workdir, tmp_path / "g" / "server")
-    )
-    chex.assert_trees_all_close(one, other, atol=1e-5)
 
 
 def test_a_client_leaves_and_single_examples_go_in_a_real_federation(tmp_path):
@@ -216,22 +172,15 @@ def test_a_killed_server_and_a_restarted_link_lose_nothing(tmp_path):
     assert [row["round"] for row in rounds_of(training)] == [1, 2, 3]
 
 
-def test_too_few_clients_end_in_one_line(tmp_path):
-    with started(tmp_path / "f", 1) as federation:
-        with pytest.raises(FederationError, match="1 clients are there"):
-            federation.run(command="train", **patience(2, join_seconds=20))
-
-
 def processes_of(folder):
     """Ids of the processes whose command line names the folder."""
     found = subprocess.run(
         ["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False
     )
-    return found.stdout
+    return found.stdout.split()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_rehearsal_leaves_no_process(tmp_path, number):
+def test_an_interrupted_rehearsal_leaves_no_process(tmp_path):
     folder, log = tmp_path / "f", tmp_path / "log"
     command = [sys.executable, "-m", "fuprune.flower.launch", "rehearse"]
     with open(log, "wb") as file:
@@ -241,8 +190,8 @@ def test_an_interrupted_rehearsal_leaves_no_process(tmp_path, number):
             stderr=subprocess.STDOUT,
         )
         await_text(log, "clients 0 are there")
-        assert len(processes_of(folder).split()) > 2
-        process.send_signal(number)
+        assert len(processes_of(folder)) > 2
+        process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 130
     assert "everything it started is ended" in log.read_text()
-    assert processes_of(folder) == ""
+    assert processes_of(folder) == []

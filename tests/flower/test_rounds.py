@@ -104,9 +104,8 @@ def test_a_cut_equals_the_simulators(tmp_path):
     _, (data, stand_in), variables, model, clients = both(CONFIG, tmp_path)
     config = read_config(CONFIG)
     prepare = federation(config).prepare
-    plans = []
-    for pool, backend in ((data, "loop"), (stand_in, clients)):
-        collected = collect(
+    found = [
+        collect(
             model,
             variables,
             whole_cohort(pool),
@@ -114,8 +113,10 @@ def test_a_cut_equals_the_simulators(tmp_path):
             preprocess=prepare,
             backend=backend,
         )
-        assert collected.clients == [0, 1, 2] and not collected.rejected
-        plans.append((merge_activations(collected.uploads), collected))
-    chex.assert_trees_all_close(plans[0][0], plans[1][0], atol=1e-5)
-    first, second = (server_proc(a, 3, 0.3).plan.keep for a, _ in plans)
-    chex.assert_trees_all_equal(first, second)
+        for pool, backend in ((data, "loop"), (stand_in, clients))
+    ]
+    assert all(one.clients == [0, 1, 2] and not one.rejected for one in found)
+    first, second = (merge_activations(one.uploads) for one in found)
+    chex.assert_trees_all_close(first, second, atol=1e-5)
+    plans = [server_proc(one, 3, 0.3).plan.keep for one in (first, second)]
+    chex.assert_trees_all_equal(*plans)

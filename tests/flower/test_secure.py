@@ -13,12 +13,20 @@ from fuprune.errors import TooFewClientsError, UnlearnError
 from fuprune.flower import client_app, secure
 from fuprune.flower.node import Node
 from fuprune.flower.records import PROTOCOL, unpack
+from fuprune.flower.secure import UPLOAD
 from fuprune.flower.settings import read_config
 from fuprune.run import build
 from fuprune.unlearning.activations import collect, merge_activations
 from fuprune.unlearning.secure_sum import encode
-from tests.flower.small import CONFIG, SHAPE, FakeGrid, federation, remote, small_model
-from tests.flower.test_doors import altered
+from tests.flower.small import (
+    CONFIG,
+    SHAPE,
+    FakeGrid,
+    federation,
+    meddling,
+    remote,
+    small_model,
+)
 
 NOTHING = Dataset(np.zeros((0, *SHAPE), np.uint8), np.zeros(0, np.int32))
 FOUR = f"{CONFIG} partition.clients=4 train.cohort=4"
@@ -67,7 +75,7 @@ def test_the_server_receives_a_sum_and_nothing_that_shows_an_upload(setting, tmp
         header, tree = unpack(reply.content)
         kind = message.metadata.message_type
         assert not any(word in json.dumps(header) for word in ("total", "num_examples"))
-        if kind == "query.class_statistics":
+        if kind == UPLOAD:
             masked.append(tree)
             assert tree.dtype == np.uint64
             assert not any(np.any(tree == upload) for upload in uploads)
@@ -92,16 +100,13 @@ def test_a_second_sum_that_would_show_the_difference_is_refused(setting, tmp_pat
         gather(setting, clients, data)
     reply, _ = unpack(grid.seen[-1][1].content)
     assert "in a secure sum already" in reply["problem"]
-    # Another model is another question.
-    other = jax.tree.map(lambda x: 1.01 * x, setting[3])
-    assert gather((*setting[:3], other), clients, data).uploads
-
-
-def test_a_sum_of_two_is_none(setting, tmp_path):
-    grid, clients, data = behind_messages(setting, tmp_path)
     grid.dead = {102, 103}
     with pytest.raises(TooFewClientsError, match="takes three at least"):
         gather(setting, clients, data)
+    grid.dead = {103}
+    # Another model is another question.
+    other = jax.tree.map(lambda x: 1.01 * x, setting[3])
+    assert gather((*setting[:3], other), clients, data).uploads
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -119,65 +124,48 @@ def test_a_client_without_images_uploads_zeros(setting, tmp_path, masked):
     )
 
 
-def test_a_client_that_drops_out_after_sharing_is_made_up_for(setting, tmp_path):
-    def silent(client, message, reply):
-        kind = message.metadata.message_type
-        return None if client == 1 and kind == "query.class_statistics" else reply
-
-    _, clients, data = behind_messages(setting, tmp_path, silent)
+@pytest.mark.parametrize(
+    ("step", "change", "left"),
+    [
+        ("secure_keys", {"keys": ["zz", 3]}, [0, 2, 3]),
+        ("secure_keys", {"keys": ["00" * 32, "0a" * 32]}, [0, 2, 3]),  # of small order
+        ("secure_keys", {"keys": ["0a" * 32] * 2}, [0, 2, 3]),  # for two purposes
+        ("secure_keys", None, [0, 2, 3]),
+        ("secure_shares", {"sealed": ["00"]}, [0, 2, 3]),
+        ("secure_shares", None, [0, 2, 3]),
+        # It is made up for: everybody's shares are there.
+        ("class_statistics", None, [0, 2, 3]),
+        ("secure_reveal", {"shares": {"0": "none"}}, [0, 1, 2, 3]),
+        ("secure_reveal", None, [0, 1, 2, 3]),
+    ],
+)
+def test_a_sum_goes_on_without_a_client_that_is_mute_or_cannot_be_read(
+    setting, tmp_path, step, change, left
+):
+    changed = change and (lambda header, tree: ({**header, **change}, tree))
+    meddle = meddling(f"query.{step}", changed)
+    _, clients, data = behind_messages(setting, tmp_path, meddle)
     (total,) = gather(setting, clients, data).uploads
     plain = gather(setting, "loop", setting[1].data)
-    expected = [u for k, u in zip(plain.clients, plain.uploads, strict=True) if k != 1]
+    expected = [plain.uploads[client] for client in left]
     chex.assert_trees_all_close(
         merge_activations([total]), merge_activations(expected), atol=1e-4
     )
 
 
 def test_a_spoiled_sum_and_a_sum_of_too_few_end_in_one_line(setting, tmp_path):
-    def spoil(client, message, reply):
-        if client == 1 and message.metadata.message_type == "query.class_statistics":
-            return altered(reply, message, lambda h, words: (h, words + np.uint64(1)))
-        return reply
-
+    spoil = meddling(UPLOAD, lambda header, words: (header, words + np.uint64(1)))
     _, clients, data = behind_messages(setting, tmp_path / "a", spoil)
     with pytest.raises(UnlearnError, match="cannot be one of class statistics"):
         gather(setting, clients, data)
 
     def leave(client, message, reply):
         kind = message.metadata.message_type
-        return None if client and kind == "query.class_statistics" else reply
+        return None if client and kind == UPLOAD else reply
 
     _, clients, data = behind_messages(setting, tmp_path / "b", leave)
     with pytest.raises(TooFewClientsError):
         gather(setting, clients, data)
-
-
-@pytest.mark.parametrize(
-    ("kind", "field", "wrong"),
-    [
-        ("keys", "keys", ["zz", 3]),
-        ("keys", "keys", ["09" * 31, "0a" * 32]),
-        ("keys", "keys", ["00" * 32, "0a" * 32]),  # of small order
-        ("keys", "keys", ["0a" * 32, "0a" * 32]),  # one key for two purposes
-        ("shares", "sealed", ["00"]),
-        ("reveal", "shares", {"0": "none"}),
-    ],
-)
-def test_an_answer_of_a_secure_sum_that_cannot_be_read(
-    setting, tmp_path, kind, field, wrong
-):
-    """Without its keys, boxes or share the others go on."""
-
-    def meddle(client, message, reply):
-        if client == 1 and message.metadata.message_type == f"query.secure_{kind}":
-            return altered(reply, message, lambda h, t: ({**h, field: wrong}, t))
-        return reply
-
-    _, clients, data = behind_messages(setting, tmp_path, meddle)
-    (total,) = gather(setting, clients, data).uploads
-    held = [k for k in range(4) if k != 1 or kind == "reveal"]
-    expected = sum(clients.roster.examples[k] for k in held)
-    assert int(np.sum(total.num_examples)) == expected
 
 
 def test_a_client_opens_no_shares_for_senders_that_cannot_be(tmp_path):
@@ -205,17 +193,6 @@ def test_a_client_opens_no_shares_for_senders_that_cannot_be(tmp_path):
     for wrong in ([7, 8, 9], [1, 2], ["0", "1"], None, [0]):
         reply = tell("reveal", parties[0], sent=wrong)
         assert reply["problem"] and "shares" not in reply
-    assert sorted(tell("reveal", parties[0], sent=[0, 1, 2])["shares"]) == [*"012"]
-
-
-def test_a_client_opens_shares_once(setting, tmp_path):
-    grid, clients, data = behind_messages(setting, tmp_path)
-    gather(setting, clients, data)
-    asked = [m for m, _ in grid.seen if m.metadata.message_type.endswith("reveal")]
-    header, _ = unpack(asked[0].content)
-    again = clients.roster.exchange(
-        "query.secure_reveal", {0: ({"secure": header["secure"]}, None)}
-    )
-    assert again == {}
-    reply, _ = unpack(grid.seen[-1][1].content)
-    assert "was answered before" in reply["problem"]
+    assert sorted(tell("reveal", parties[0], sent=[0, 1, 2])["shares"]) == [0, 1, 2]
+    again = tell("reveal", parties[0], sent=[0, 1, 2])
+    assert "was answered before" in again["problem"] and "shares" not in again

@@ -24,82 +24,88 @@ SMALL = (
 )
 
 
-def settings(workdir, command, **more):
-    given = {"command": command, "workdir": str(workdir), "config": SMALL}
-    return read_settings({**given, "join-seconds": 5, **more})
+class Place:
+    """A folder with a server's workdir and what clients remember."""
 
+    def __init__(self, folder):
+        self.folder, self.workdir = folder, folder / "server"
 
-def order(workdir, method, name="o-1", **more):
-    given = {"classes": "3", "order": name, "method": method, **more}
-    return settings(workdir, "forget", **given)
+    def settings(self, command, **more):
+        given = {"command": command, "workdir": str(self.workdir), "config": SMALL}
+        return read_settings({**given, "join-seconds": 5, **more})
+
+    def order(self, method, **more):
+        given = {"classes": "3", "order": "o-1", "method": method, **more}
+        return self.settings("forget", **given)
+
+    def run(self, settings, meddle=None):
+        """The grid that a run went over."""
+        grid = FakeGrid(self.folder, SMALL, meddle=meddle)
+        run(grid, settings)
+        return grid
+
+    def forget(self, method, meddle=None, **more):
+        return self.run(self.order(method, **more), meddle)
+
+    def made(self, method):
+        """The model that an order left."""
+        (path,) = self.workdir.glob(f"orders/*/models/{method}")
+        return checkpoint.load(path)[1]
+
+    def read(self, name):
+        return json.loads((self.workdir / name).read_text())
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with a trained model, and what its clients remember."""
-    folder = tmp_path_factory.mktemp("trained")
-    run(FakeGrid(folder, SMALL), settings(folder / "server", "train"))
-    return folder
+    place = Place(tmp_path_factory.mktemp("trained"))
+    place.run(place.settings("train"))
+    return place
 
 
 @pytest.fixture
 def place(trained, tmp_path):
-    shutil.copytree(trained, tmp_path / "run")
-    return tmp_path / "run"
-
-
-def made(place, method):
-    """The model that an order left."""
-    (path,) = (place / "server").glob(f"orders/*/models/{method}")
-    return checkpoint.load(path)[1]
-
-
-def train_requests(grid):
-    """What was asked of clients in training, and what they sent."""
-    for message, reply in grid.seen:
-        if message.metadata.message_type == "train":
-            yield unpack(message.content)[0], unpack(reply.content)
+    return Place(shutil.copytree(trained.folder, tmp_path / "run"))
 
 
 def test_an_order_is_carried_out_and_stays_in_force(place, capsys):
-    grid = FakeGrid(place, SMALL)
-    run(grid, order(place / "server", "class_pruning"))
-    (report,) = (place / "server").glob("orders/*/report/report.html")
+    grid = place.forget("class_pruning")
+    (report,) = place.workdir.glob("orders/*/report/report.html")
     assert f"report: {report}" in capsys.readouterr().out
     record = results.read_run(report.parent.parent).record
     (row,), (raw, *_) = record.methods, record.stages
     assert row.u_accuracy is not None and raw.method == "raw"
     assert any(cut.removed for cut in record.cuts["class_pruning"])
-    (row,) = json.loads((place / "server" / "orders.json").read_text())
+    (row,) = place.read("orders.json")
     assert row["closed"] and sorted(row["closed_by"]) == ["0", "1", "2"]
     assert sorted(row["confirmed"]) == ["0", "1", "2"]
     for client in range(3):
-        log = (place / str(client) / "orders.jsonl").read_text().splitlines()
+        log = (place.folder / str(client) / "orders.jsonl").read_text().splitlines()
         assert [json.loads(line)["closed"] for line in log] == [False, True]
     held = np.bincount(federation(read_config(SMALL)).train.labels, minlength=10)
     trained_on = 0
-    for header, (_, (_, update)) in train_requests(grid):
-        assert 3 not in header["classes"]
-        assert header["orders"][0]["order"].endswith("/o-1")  # after the federation's
-        trained_on += update[2]
+    for message, reply in grid.seen:
+        if message.metadata.message_type == "train":
+            header, (_, (_, update)) = unpack(message.content)[0], unpack(reply.content)
+            assert 3 not in header["classes"]
+            assert header["orders"][0]["order"].endswith("/o-1")  # the federation's id
+            trained_on += update[2]
     assert trained_on == held.sum() - held[3]
     with pytest.raises(InputError, match="o-1' is closed"):
-        run(FakeGrid(place, SMALL), order(place / "server", "class_pruning"))
+        place.forget("class_pruning")
 
 
 @pytest.mark.filterwarnings("ignore:constrained_layout")  # so few images
 def test_an_order_is_audited_against_a_network_that_clients_retrained(place):
     text = f"{SMALL} unlearn.retrain_seeds=1 audit.relearn_steps=1"
-    wanted = order(place / "server", "fine_tune_only,retrain", config=text)
-    run(FakeGrid(place, text), wanted)
-    (folder,) = (place / "server").glob("orders/*")
+    place.forget("fine_tune_only,retrain", config=text)
+    (folder,) = place.workdir.glob("orders/*")
     audit = json.loads((folder / "audit.json").read_text())
     assert audit["retrained"] == 1 and audit["candidates"] == ["fine_tune_only"]
     found = {row["name"] for row in audit["rows"]}
     assert {"u_accuracy", "r_accuracy", "answer_distance"} <= found
-    assert json.loads((place / "server" / "current.json").read_text()) == {
-        "model": f"orders/{folder.name}/models/fine_tune_only"
-    }
+    first = f"orders/{folder.name}/models/fine_tune_only"
+    assert place.read("current.json") == {"model": first}
 
 
 TEACHER = "fine_tune.distill_weight=0.9"
@@ -109,7 +115,7 @@ class KilledError(Exception):
     pass
 
 
-def killed_in_training(client, message, reply):
+def killed(client, message, reply):
     """For `meddle`: the server dies of the first answer to a request to train."""
     if unpack(message.content)[0].get("task") == "local_sgd":
         raise KilledError
@@ -120,74 +126,61 @@ def killed_in_training(client, message, reply):
 @pytest.mark.parametrize("more", ["", TEACHER])
 def test_a_killed_server_goes_on_where_it_was(place, more):
     text = f"{SMALL} {more}"
-    straight = place.with_name("straight")
-    shutil.copytree(place, straight)
-    wanted = order(place / "server", "class_pruning", config=text)
+    straight = Place(shutil.copytree(place.folder, place.folder.with_name("straight")))
     with pytest.raises(KilledError):
-        run(FakeGrid(place, text, meddle=killed_in_training), wanted)
-    grid = FakeGrid(place, text)
-    run(grid, wanted)
+        place.forget("class_pruning", killed, config=text)
+    grid = place.forget("class_pruning", config=text)
     kinds = [m.metadata.message_type for m, _ in grid.seen]
     assert "query.class_statistics" not in kinds, "they were asked once"
-    run(
-        FakeGrid(straight, text),
-        order(straight / "server", "class_pruning", config=text),
-    )
-    ends = [made(p, "class_pruning") for p in (place, straight)]
+    straight.forget("class_pruning", config=text)
+    ends = [each.made("class_pruning") for each in (place, straight)]
     chex.assert_trees_all_equal(*ends)
 
 
 def test_an_order_that_was_carried_out_is_not_carried_out_again(place, monkeypatch):
     """The server is killed when the model is handed out and the book not yet closed."""
-    wanted = order(place / "server", "mask_logit")
 
     def die(*_):
         raise KilledError
 
     with monkeypatch.context() as patch, pytest.raises(KilledError):
         patch.setattr(orders, "close_order", die)
-        run(FakeGrid(place, SMALL), wanted)
+        place.forget("mask_logit")
     monkeypatch.setattr(server, "_run", die)
-    run(FakeGrid(place, SMALL), wanted)
-    (row,) = json.loads((place / "server" / "orders.json").read_text())
-    assert row["closed"]
+    place.forget("mask_logit")
+    assert place.read("orders.json")[0]["closed"]
 
 
 def test_an_interrupted_order_starts_from_what_another_one_left(place):
     """Its fine-tuning would otherwise end in a model that knows the other's class."""
-    wanted = order(place / "server", "fine_tune_only")
     with pytest.raises(KilledError):
-        run(FakeGrid(place, SMALL, meddle=killed_in_training), wanted)
-    run(
-        FakeGrid(place, SMALL),
-        order(place / "server", "mask_logit", "o-2", classes="5"),
-    )
-    run(FakeGrid(place, SMALL), wanted)
-    bias = made(place, "fine_tune_only")["params"]["head"]["bias"]
+        place.forget("fine_tune_only", killed)
+    place.forget("mask_logit", order="o-2", classes="5")
+    place.forget("fine_tune_only")
+    bias = place.made("fine_tune_only")["params"]["head"]["bias"]
     assert bias[5] < -500 and np.all(np.delete(bias, 5) > -500)
 
 
 def test_an_order_that_goes_on_with_another_method_starts_again(place):
     with pytest.raises(KilledError):
-        grid = FakeGrid(place, SMALL, meddle=killed_in_training)
-        run(grid, order(place / "server", "fine_tune_only"))
-    run(FakeGrid(place, SMALL), order(place / "server", "mask_logit"))
-    assert made(place, "mask_logit")["params"]["head"]["bias"][3] < -500
-    assert not list((place / "server").glob("orders/*/models/fine_tune_only"))
+        place.forget("fine_tune_only", killed)
+    place.forget("mask_logit")
+    assert place.made("mask_logit")["params"]["head"]["bias"][3] < -500
+    assert not list(place.workdir.glob("orders/*/models/fine_tune_only"))
 
 
 def test_training_does_not_bring_back_what_an_order_forgot(place):
-    run(FakeGrid(place, SMALL), settings(place / "server", "train"))  # it is done
-    run(FakeGrid(place, SMALL), order(place / "server", "mask_logit"))
-    current = (place / "server" / "current.json").read_text()
+    place.run(place.settings("train"))  # it is done
+    place.forget("mask_logit")
+    current = place.read("current.json")
     with pytest.raises(InputError, match="choose another workdir"):
-        run(FakeGrid(place, SMALL), settings(place / "server", "train"))
-    assert (place / "server" / "current.json").read_text() == current
+        place.run(place.settings("train"))
+    assert place.read("current.json") == current
 
 
 def test_two_servers_do_not_share_a_workdir(place):
-    with lock_workdir(place / "server"), pytest.raises(WorkdirBusyError):
-        run(FakeGrid(place, SMALL), settings(place / "server", "evaluate"))
+    with lock_workdir(place.workdir), pytest.raises(WorkdirBusyError):
+        place.run(place.settings("evaluate"))
 
 
 # What an order of each kind names to the app.
@@ -200,16 +193,14 @@ NAMED = {
 
 def simulate(place, wanted):
     """The run of the same order by a simulation, from the same trained model."""
-    folder = place / "simulated"
+    folder, trained = place.folder / "simulated", place.workdir / "training"
     folder.mkdir()
-    trained = place / "server" / "training"
     kept = folder / checkpoint.KEPT_ROUNDS
     kept.symlink_to(trained / checkpoint.KEPT_ROUNDS)
     keys = {**server.asked(wanted), "model.load": str(trained / "models" / "raw")}
     if wanted.order.examples:
         # Clients count their own images, the simulation all of them.
-        data = federation(wanted.config).data
-        rows = np.asarray(data.rows)
+        rows = np.asarray(federation(wanted.config).data.rows)
         numbers = [rows[client, place] for client, place in wanted.order.examples]
         file = folder / "examples.txt"
         file.write_text(" ".join(map(str, numbers)))
@@ -241,26 +232,23 @@ def simulate(place, wanted):
 )
 def test_methods_end_where_a_simulation_ends(place, method, kind, more):
     """The same run; clients here, or behind messages."""
-    text = f"{SMALL} {more}"
-    wanted = order(place / "server", method, **NAMED[kind], config=text)
-    grid = FakeGrid(place, text)
-    run(grid, wanted)
-    chex.assert_trees_all_close(made(place, method), simulate(place, wanted), atol=1e-5)
+    wanted = place.order(method, **NAMED[kind], config=f"{SMALL} {more}")
+    place.run(wanted)
+    chex.assert_trees_all_close(place.made(method), simulate(place, wanted), atol=1e-5)
     if kind == "clients":
         # Who has left is asked for nothing more, and the others go on.
-        before = len(grid.seen)
-        run(grid, settings(place / "server", "evaluate"))
-        asked = [m.metadata for m, _ in grid.seen[before:]]
+        grid = place.run(place.settings("evaluate"))
+        asked = [message.metadata for message, _ in grid.seen]
         nodes = {m.dst_node_id for m in asked if m.message_type == "evaluate"}
         assert {grid.nodes[node] for node in nodes} == {0, 2}
 
 
-@pytest.mark.parametrize("method", sorted(server.UNAVAILABLE))
-def test_methods_that_need_more_than_uploads_say_so(place, method):
-    with pytest.raises(InputError, match=f"{method} cannot run over a federation"):
-        kind = server.METHODS[method].serves[0]
-        run(FakeGrid(place, SMALL), order(place / "server", method, **NAMED[kind]))
-    assert not (place / "server" / "orders.json").exists()
+def test_methods_that_need_more_than_uploads_say_so(place):
+    for method in server.UNAVAILABLE:
+        kind = METHODS[method].serves[0]
+        with pytest.raises(InputError, match=f"{method} cannot run over a federation"):
+            place.forget(method, **NAMED[kind])
+    assert not (place.workdir / "orders.json").exists()
 
 
 @pytest.mark.parametrize(
