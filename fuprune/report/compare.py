@@ -10,7 +10,7 @@ import functools
 import importlib.resources
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fuprune import results
 from fuprune.audit import reading
@@ -31,18 +31,7 @@ class Group(NamedTuple):
 
 
 def join(workdirs: Sequence[str | Path], folder: str | Path) -> Path:
-    """Writes one report over several runs.
-
-    Args:
-      workdirs: directories of runs. Seeds and parts of one experiment are put together.
-      folder: where `report.html`, `report.md`, tables and figures go.
-
-    Returns:
-      The path of `report.html`.
-
-    Raises:
-      InputError: a directory is not a run, is given twice, or none is given.
-    """
+    """Writes one report over several runs to a folder; the path of `report.html`."""
     if not workdirs:
         raise InputError("no run was given; name at least one run's directory.")
     places = [Path(workdir).resolve() for workdir in workdirs]
@@ -57,8 +46,7 @@ def join(workdirs: Sequence[str | Path], folder: str | Path) -> Path:
         if (one := figures.price_figure(group.about)) is not None
     ]
     compared, listed = comparison_table(groups), runs_table(groups)
-    of_paper = paper_tables(groups)
-    title = "Runs side by side"
+    of_paper, title = paper_tables(groups), "Runs side by side"
     html = page.render(
         "compare.html",
         title=title,
@@ -98,31 +86,12 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def _titles(runs: Sequence[Run]) -> list[str]:
-    """A title per group; equal ones get the settings that tell them apart."""
+    """A title per group; equal ones get the run's name behind."""
     titles = [subject.title(run.record).removeprefix("Forgetting ") for run in runs]
-    flat = [dict(tables.flat(run.record.provenance.config)) for run in runs]
-    for title in {one for one in titles if titles.count(one) > 1}:
-        places = [n for n, one in enumerate(titles) if one == title]
-        for key in _telling_keys([flat[n] for n in places]):
-            if len({titles[n] for n in places}) < len(places):
-                for n in places:
-                    titles[n] += f", {key}={flat[n].get(key)}"
     return [
         f"{title}, {run.name}" if titles.count(title) > 1 else title
         for title, run in zip(titles, runs, strict=True)
     ]
-
-
-def _telling_keys(configs: Sequence[dict[str, Any]]) -> list[str]:
-    """The two settings of training and cutting that differ most."""
-    sections = ("prune", "fine_tune", "train", "partition", "model", "privacy")
-    values = {
-        key: len({str(config.get(key)) for config in configs})
-        for key in dict.fromkeys(key for config in configs for key in config)
-        if key.split(".")[0] in sections
-    }
-    differing = [key for key in values if values[key] > 1]
-    return sorted(differing, key=lambda key: -values[key])[:2]
 
 
 def raw_stages(group: Group) -> list[StageRow]:

@@ -20,7 +20,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from fuprune import results
 from fuprune.audit import record as audits
@@ -362,18 +362,11 @@ def _draw_price(axes: Axes, about: Subject, curves, only: Sequence[str] = ()) ->
         axes.axhline(target.accuracy, color=_GOLD, lw=1, linestyle="--", label=label)
     axes.set_xscale("symlog", linthresh=least, linscale=0.35)
     axes.set_xlim(-0.15 * least, None)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _short_count(x)))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.minorticks_off()
     _in_percent(axes.yaxis, 0)
     axes.set_xlabel("images trained on")
     axes.set_ylabel("accuracy on what remains")
-
-
-def _short_count(value: float) -> str:
-    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= unit:
-            return f"{value / unit:g}{letter}"
-    return f"{value:g}"
 
 
 # The audit.
@@ -554,11 +547,8 @@ def shape_figure(about: Subject) -> Drawing | None:
     _legend_below(figure, axes, 2)
     caption = ""
     if flops:
-        shares = (
-            percent(parameters_left / max(parameters, 1)),
-            percent(flops_left / flops),
-        )
-        caption = "{} of the parameters and {} of the FLOPs are left.".format(*shares)
+        caption = f"{percent(parameters_left / max(parameters, 1))} of the parameters "
+        caption += f"and {percent(flops_left / flops)} of the FLOPs are left."
     header = ["layer", *_SIZES]
     return _drawing("shape", "The slim network's shape", caption, figure, header, rows)
 

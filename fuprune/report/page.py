@@ -28,20 +28,14 @@ from fuprune.surgery.plan import PrunePlan
 
 
 def build(workdir: str | Path) -> Path:
-    """Writes the report of a run into `workdir/report`.
+    """Writes the report of a run into `workdir/report`; the path of `report.html`.
 
-    Args:
-      workdir: the run's directory. Missing files are said in the page, not an error.
-
-    Returns:
-      The path of `report.html`; beside it are `report.md`, one CSV per table, and an
-      SVG, a PDF and a CSV per figure. Files of an earlier report are removed.
-
-    Raises:
-      InputError: the directory is not a run.
+    Beside it are `report.md`, one CSV per table, and an SVG, a PDF and a CSV per
+    figure. Missing files of the run are said in the page.
     """
     about = subject.read_subject(workdir)
-    drawn, made = _figures(about), _tables(about)
+    drawn = [one for draw in figures.OF_A_RUN if (one := draw(about)) is not None]
+    made = _tables(about)
     html = render("page.html", **_content(about, drawn, made))
     return write_report(Path(workdir) / "report", html, _heading(about), made, drawn)
 
@@ -69,11 +63,7 @@ class Shown(str):
 
 
 def show(value: Any) -> Shown:
-    """A record, an audit, a plan or a whole run (`read_run`) as HTML.
-
-    Raises:
-      InputError: the value is none of these.
-    """
+    """A record, an audit, a plan or a whole run (`read_run`) as HTML."""
     found, made = None, []
     if isinstance(value, PrunePlan):
         made = [plan_table(value)]
@@ -109,12 +99,6 @@ def plan_table(plan: PrunePlan) -> Table:
     ]
     columns = [*words("Layer"), tables.Column("Kept"), *words("Channels kept")]
     return Table("plan", "What a cut keeps", columns, rows)
-
-
-def _figures(about: Subject) -> list[Drawing]:
-    """Every figure of a run that has content."""
-    drawn = (draw(about) for draw in figures.OF_A_RUN)
-    return [drawing for drawing in drawn if drawing is not None]
 
 
 def _tables(about: Subject) -> list[Table]:
@@ -189,16 +173,10 @@ def _facts(about: Subject) -> list[tuple[str, str]]:
 def _heading(about: Subject) -> list[str]:
     """What `report.md` says before the tables."""
     text, found = tables.markdown_text, summary(about)
-    lines = [
-        f"# {text(subject.title(about.record))}",
-        "",
-        f"**{text(found.headline)}**",
-        "",
-    ]
-    lines += [
-        f"- **{answer.question}** {text(answer.text)}" for answer in found.answers
-    ]
-    return [*lines, "", *(f"> {text(note)}" for note in about.run.notes)]
+    answers = [f"- **{one.question}** {text(one.text)}" for one in found.answers]
+    notes = [f"> {text(note)}" for note in about.run.notes]
+    lines = [f"# {text(subject.title(about.record))}", ""]
+    return [*lines, f"**{text(found.headline)}**", "", *answers, "", *notes]
 
 
 @functools.cache
@@ -238,16 +216,8 @@ def write_report(
     """Writes a report's files, each whole, and removes those of an earlier one.
 
     `heading` is the lines of Markdown before the tables. Returns `report.html`'s path.
-
-    Raises:
-      InputError: a file is in the folder's place.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise InputError(
-            f"{str(folder)!r} is not a folder; remove it or choose another place."
-        ) from error
+    folder.mkdir(parents=True, exist_ok=True)
     folder, made = folder.resolve(), list(made)
     content: dict[str, str | bytes] = {
         "report.md": "\n".join([*heading, "", *map(tables.to_markdown, made)])

@@ -52,8 +52,8 @@ def test_runs_that_differ_have_titles_that_differ_and_verdicts():
     groups = group_runs(runs)
     titles = [group.title for group in groups]
     assert titles == [
-        "class truck (3): resnet20 on digits, prune.rate=0.1",
-        "class truck (3): resnet20 on digits, prune.rate=0.5",
+        "class truck (3): resnet20 on digits, r0.1",
+        "class truck (3): resnet20 on digits, r0.5",
     ]
     table = comparison_table(groups)
     assert table.columns[-1].title == "Audit"
