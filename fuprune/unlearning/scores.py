@@ -13,6 +13,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fuprune.models.adapt import adapt
 from fuprune.surgery import trace_layers
@@ -112,8 +113,8 @@ def taylor(model, variables, images, labels) -> dict[str, np.ndarray]:
 
     def loss(params):
         logits = network.apply({**variables, "params": params}, images, train=False)
-        logs = jax.nn.log_softmax(logits)
-        return -jnp.mean(jnp.take_along_axis(logs, jnp.asarray(labels)[:, None], 1))
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return jnp.mean(losses)
 
     gradients = {"params": jax.jit(jax.grad(loss))(variables["params"])}
     layers = trace_layers(model, variables, images)

@@ -67,11 +67,9 @@ def answers_of(
 
     def losses(variables, logits, batch):
         answers = teacher.apply(variables, batch.images, train=False)
-        wanted = jax.nn.log_softmax(change(answers.astype(jnp.float32), batch))
-        gaps = wanted - jax.nn.log_softmax(logits.astype(jnp.float32))
-        # 0 log 0 is 0: an answer that is ruled out has no say.
-        chances = jnp.exp(wanted)
-        return jnp.sum(jnp.where(chances > 0, chances * gaps, 0.0), axis=-1)
+        chances = jax.nn.softmax(change(answers.astype(jnp.float32), batch))
+        student = jax.nn.log_softmax(logits.astype(jnp.float32))
+        return optax.losses.kl_divergence(student, chances)
 
     return Objective(losses, variables)
 

@@ -3,11 +3,13 @@
 import functools
 
 import chex
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from fuprune.data.federated import federate
+from fuprune.data.federated import federate, whole_cohort
 from fuprune.errors import UnlearnError
 from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.unlearning.fed_eraser import (
@@ -17,6 +19,7 @@ from fuprune.unlearning.fed_eraser import (
     calibration_epochs,
 )
 from fuprune.unlearning.request import ForgetRequest
+from fuprune.unlearning.rounds import keep_round
 from tests import reference_requests as reference
 from tests.tiny import tiny_dataset
 from tests.unlearning.small import (
@@ -225,3 +228,32 @@ def test_without_kept_rounds_it_says_how_to_get_them(federation, trained):
     _, data = federation
     with pytest.raises(UnlearnError, match="train.history_interval"):
         erase(trained, data, ForgetRequest(clients=(1,)), kept_rounds=[])
+
+
+START = initial(LINEAR)
+
+
+def one_round(keep_updates):
+    options = dict(client_optimizer=optax.sgd(0.1), batch_size=4)
+    algorithm = fed_avg(LINEAR, keep_updates=keep_updates, **options)
+    cohort = whole_cohort(small_data())
+    cohort = cohort._replace(lengths=cohort.lengths.at[1].set(0))
+    return algorithm.round(algorithm.init(START), cohort, jax.random.key(0))
+
+
+def test_clients_without_weight_are_not_kept():
+    state, info = one_round(True)
+    kept = keep_round(7, START, info)
+    assert kept.round_number == 7 and kept.clients.tolist() == [0, 2, 3]
+    shares = kept.weights / kept.weights.sum()
+    trees = map(jax.tree.leaves, (state.variables, kept.variables, kept.updates))
+    for new, old, update in zip(*trees, strict=True):
+        change = np.tensordot(shares, update, 1)
+        np.testing.assert_allclose(change, new - old, atol=1e-6)
+    nobody = keep_round(0, START, info._replace(weights=jnp.zeros(4)))
+    assert len(nobody.clients) == len(nobody.weights) == 0
+
+
+def test_a_round_without_updates_is_refused():
+    with pytest.raises(ValueError, match="keep_updates=True"):
+        keep_round(0, START, one_round(False)[1])

@@ -22,7 +22,6 @@ from fuprune.unlearning.salun import salient
 from fuprune.unlearning.scores import class_aware
 from fuprune.unlearning.ssd import dampened, importance_sum
 from fuprune.unlearning.teaching import answers_of, passes, teach
-from fuprune.unlearning.unsir import descend
 from tests.unlearning.small import (
     SmallNet,
     SoftmaxRegression,
@@ -188,11 +187,6 @@ def test_salun_moves_salient_weights_only(variables):
     ]
     sizes = [x.size for x in jax.tree.leaves(variables["params"])]
     assert 0 < np.dot(moved, sizes) / sum(sizes) <= 0.21
-
-
-def test_descent_finds_the_least_value():
-    found = descend(lambda x: jnp.sum((x - 3.0) ** 2), jnp.zeros(2), optax.sgd(0.2), 50)
-    np.testing.assert_allclose(found, 3.0, atol=1e-4)
 
 
 def test_impairing_teaches_noise_that_was_unlike_the_class(variables):

@@ -181,12 +181,6 @@ def test_noise_does_not_wake_a_dead_channel():
     assert after["norm"]["scale"][0] != before["norm"]["scale"][0]
 
 
-def test_max_examples_bounds_what_is_read(regression):
-    _, data, variables = regression
-    result = forget(REGRESSION, variables, data, (1,), max_examples=7)
-    assert result.notes["examples"] == 7
-
-
 def test_information_that_is_not_finite_stops_the_method(regression):
     _, data, variables = regression
     broken = jax.tree.map(lambda x: x.at[0].set(jnp.nan), variables)

@@ -10,8 +10,6 @@ import numpy as np
 import optax
 import pytest
 
-from fuprune import options
-from fuprune.config import KEYS
 from fuprune.data.federated import keep_classes
 from fuprune.federated.server import fed_avg
 from fuprune.unlearning.controls import mask_logit
@@ -200,16 +198,6 @@ def test_relabelled_images_are_the_participants_alone(trained, updates):
     assert left.tolist() == [0, *before[1:]]
 
 
-def test_what_a_method_says_of_itself_can_be_true():
-    sections = {key.split(".")[0] for key in KEYS}
-    for method in METHODS.values():
-        assert method.budget in ("fine_tune", "training", "short")
-        assert set(method.sections) <= sections
-        assert set(method.serves) <= set(ForgetRequest._fields)
-        assert not method.needs or f"train.{method.needs}" in KEYS
-        assert method.reads_forgotten or not method.trains_on_forgotten
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_impossible_classes_are_refused(name, trained, updates):
     for classes in ((), (4,), (-1,), (0, 1, 2, 3)):
@@ -231,25 +219,3 @@ def test_a_function_is_called_without_the_table_too(trained):
     chex.assert_trees_all_equal(direct.variables, by_name.variables)
     with pytest.raises(ValueError, match="names client 1; "):
         mask_logit(MODEL, variables, data, ForgetRequest(clients=(1,)), **given)
-
-
-OPTIONS_OF_ALL = {
-    f"{section}.{option}": name
-    for name, method in METHODS.items()
-    for section, kind in method.sections.items()
-    for option in options.fields(kind)
-}
-
-
-@pytest.mark.parametrize("key", OPTIONS_OF_ALL)
-def test_what_an_option_does_not_allow_is_refused_by_its_name(key):
-    """From the types: no word, no number out of bounds, no NaN, no other type."""
-    refused = 0
-    for value in ("king", None, float("nan"), -1.0, -1, 10**12, 1e300):
-        try:
-            METHODS[OPTIONS_OF_ALL[key]].read({key.split(".")[1]: value})
-        except ValueError as error:
-            refused += 1
-            assert str(error).startswith(f"{key} ") and "\n" not in str(error)
-            assert "; allowed: " in str(error)
-    assert refused >= 4

@@ -3,17 +3,15 @@
 import chex
 import hypothesis
 import hypothesis.strategies as st
-import jax
 import numpy as np
 import pytest
 
-from fuprune.data.federated import federate, sample_cohort
+from fuprune.data.federated import federate
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.request import (
     ForgetRequest,
     as_request,
     check_request,
-    choose_participants,
     describe_request,
     forgotten,
     holders,
@@ -59,17 +57,6 @@ def test_a_request_splits_the_federation_in_two(kind, draw):
                 }[kind]
                 assert (image in a) == (named in request.targets)
     chex.assert_equal_shape([DATA.rows, remaining(DATA, request).rows])
-
-
-def test_a_removed_client_is_never_drawn_again():
-    left = remaining(DATA, ForgetRequest(clients=(1, 3)))
-    left = remaining(left, ForgetRequest(clients=(4,)))
-    assert left.num_members == 2 and left.num_clients == 5
-    for seed in range(20):
-        cohort = sample_cohort(jax.random.key(seed), left, 2)
-        assert set(np.asarray(cohort.clients).tolist()) == {0, 2}
-    # A cohort of more than there are is all of them.
-    assert sample_cohort(jax.random.key(0), left, 5).clients.shape == (2,)
 
 
 def test_a_tuple_of_ints_is_classes():
@@ -132,12 +119,6 @@ def test_holders_are_read_though_they_are_no_participants():
 ONE_CLASS_EACH = federate(
     DATASET, [np.flatnonzero(DATASET.labels == u % 4) for u in (0, 1, 2, 3, 0, 1)]
 )
-
-
-def test_participants_are_different_clients_and_the_keys_alone():
-    drawn = [choose_participants(jax.random.key(i), ONE_CLASS_EACH, 3) for i in (0, 1)]
-    assert drawn[0] == choose_participants(jax.random.key(0), ONE_CLASS_EACH, 3)
-    assert all(len(set(ids)) == 3 and set(ids) <= set(range(6)) for ids in drawn)
 
 
 @hypothesis.settings(max_examples=30, deadline=None)
