@@ -256,6 +256,7 @@ class NNXNetwork(CalledNetwork):
                 return variables_of(self.factory(rngs=nnx.Rngs(key)))
             except jax.errors.ConcretizationTypeError:
                 pass  # a constructor that computes numbers, inside another program
+        assert self.given is not None
         return drawn_like(self.given, key)
 
     def _call(self, variables, images, train, mask, mutable, rngs):

@@ -280,7 +280,7 @@ def _capture_by_flax(network, variables, images, layers) -> dict[str, Any] | Non
         ),
         mutable=["intermediates"],
     )
-    calls = traverse_util.flatten_dict(captured.get("intermediates", {}))
+    calls: Any = traverse_util.flatten_dict(captured.get("intermediates", {}))
     paths = {n: (*layer.path[1:-1], "__call__") for n, layer in layers.items()}
     if not set(paths.values()) <= calls.keys():
         return None

@@ -140,7 +140,7 @@ def onto(held: Held, kept: Sequence[np.ndarray | None]) -> Any:
     """Returns the data of `held` laid out on other kept indices, the rest filled in."""
     data, missing = held.data, None
     for axis, wanted in enumerate(kept):
-        if np.array_equal(held.kept[axis], wanted):
+        if np.array_equal(held.kept[axis], wanted):  # type: ignore
             continue
         size = held.shape[axis]
         stored = held.indices(axis)

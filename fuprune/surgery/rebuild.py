@@ -129,7 +129,7 @@ def _build(spec, factory, options, depth=0, inside=False):
         model = zoo.create(found.name, norm=found.norm, **sizes, **options)
         shape = model.input_shape
     is_filled = found.filled is not None
-    kept = found.filled if is_filled else found.channels
+    kept = (found.filled if is_filled else found.channels) or {}
     if found.base is None and not kept:
         return model
     channels = tuple((layer, tuple(ids)) for layer, ids in kept.items())
