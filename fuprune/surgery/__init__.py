@@ -1,9 +1,8 @@
 """Networks made smaller: which channels go, and how they are taken out.
 
-The door to the room: `mask` and `compact` take any network and cut it by tracing it.
-How that is done: `held` says what is stored of an array with dead channels, `trace`
-runs a network's jaxpr on such arrays, by a rule for each primitive (`arithmetic`,
-`layout`, `kernel_rules`), and `cutting` asks that run for layers and carries out plans.
+`held` says what is stored of an array with dead channels, `trace` runs a network's
+jaxpr on such arrays by a rule for each primitive (`arithmetic`, `layout`), and
+`cutting` asks that run for layers and carries out plans.
 """
 
 from typing import Any
@@ -17,20 +16,17 @@ from fuprune.models.adapt import Variables, adapt, own_variables
 from fuprune.surgery import cutting, report
 from fuprune.surgery.afresh import start_afresh
 from fuprune.surgery.arrays import cut_moments, cut_tree
-from fuprune.surgery.cutting import Observed as Observed
 from fuprune.surgery.cutting import capture as capture
 from fuprune.surgery.cutting import observe as observe
 from fuprune.surgery.cutting import pin as pin
 from fuprune.surgery.cutting import plan_cuts
 from fuprune.surgery.cutting import trace_layers as trace_layers
-from fuprune.surgery.findings import Layer as Layer
 from fuprune.surgery.findings import SurgeryError as SurgeryError
 from fuprune.surgery.plan import ORDERS as ORDERS
 from fuprune.surgery.plan import SCOPES as SCOPES
 from fuprune.surgery.plan import PrunePlan as PrunePlan
 from fuprune.surgery.plan import load_plan as load_plan
 from fuprune.surgery.plan import make_plan as make_plan
-from fuprune.surgery.report import LayerReport as LayerReport
 from fuprune.surgery.report import explain as explain
 from fuprune.surgery.slim import SlimModule as SlimModule
 from fuprune.surgery.slim import SlimNetwork as SlimNetwork
@@ -40,10 +36,9 @@ def mask(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) ->
     """Kills the channels a plan does not keep; every shape stays as it is.
 
     Of a dead channel the filter, the scale, the bias and whatever reads it are zero;
-    its running mean is 0 and variance 1. The zoo's norms make it stay dead under any
-    optimizer, provided that the optimizer's moments are cut too (`cut_optimizer_state`)
-    or fresh. A layer that others wrote may revive its bias: train what `compact` or
-    `pin` gives.
+    its running mean is 0 and variance 1. The zoo's norms make it stay dead, provided
+    that the optimizer's moments are fresh or cut too (`cut_optimizer_state`). Train
+    what `compact` or `pin` gives.
 
     Args:
       model: a model of the zoo, a Linen or NNX module, or anything else that
@@ -71,10 +66,9 @@ def compact(
     """Removes the channels a plan does not keep; the arguments are those of `mask`.
 
     Returns:
-      A network with fewer channels and its variables: in evaluation the same function
-      as the masked ones, and in training the same gradients. It is a Linen module, a
-      `SlimNetwork`; an NNX module given without variables becomes a `SlimModule` (and
-      its state). With nothing to cut, all is as it was.
+      A network with fewer channels, a `SlimNetwork`, and its variables: the function
+      and the gradients of the masked ones. An NNX module given without variables
+      becomes a `SlimModule` and its state. With nothing to cut, all is as it was.
     """
     slim, cuts, _ = plan_cuts(model, variables, plan, example)
     left = cut_tree(cuts, own_variables(model, variables))
@@ -87,12 +81,9 @@ def compact(
 def reset(
     model: Any, variables: Any, plan: PrunePlan, *, key: jax.Array, example: Any = None
 ) -> Any:
-    """Lets the channels a plan does not keep start afresh; every shape stays.
+    """Variables in which the channels a plan does not keep start afresh (`afresh`).
 
-    Returns:
-      Variables in which what writes such a channel is drawn anew at the scale of the
-      kept ones, and what reads it is as it was (`afresh`). Other arguments are those
-      of `mask`.
+    Every shape stays; other arguments are those of `mask`.
     """
     cuts = plan_cuts(model, variables, plan, example).cuts
     layers = trace_layers(model, variables, example, dense=True).values()
@@ -111,13 +102,8 @@ def cut_optimizer_state(
 ) -> Any:
     """Cuts the moments inside any optax state as the parameters were cut.
 
-    Args:
-      model: the model before the cut.
-      plan: the channels to keep.
-      opt_state: state of an optax optimizer of the uncut parameters.
-      how: "mask" or "compact".
-      variables: those before the cut; None for a network that says its `input_shape`.
-      example: images, as in `mask`.
+    Arguments are those of `mask`, before the cut; the variables may be missing if the
+    network says its `input_shape`. `how` is "mask" or "compact".
     """
     check_choice("how", how, ("mask", "compact"))
     _, cuts, before = plan_cuts(model, variables, plan, example)
@@ -131,19 +117,13 @@ def plan_report(
     input_shape: tuple[int, int, int] | None = None,
     *,
     variables: Variables | None = None,
-) -> list[LayerReport]:
+) -> list[report.LayerReport]:
     """Returns what a plan does to each layer and, in the last row, to the whole.
 
     A layer's parameters are those of its kernel, and its FLOPs those of its products on
-    one image. The total counts all parameters,
-    the products of all layers, and the channels of the convolutions, which a plan can
-    cut, and of those dense layers that the plan names.
-
-    Args:
-      model: the model the plan is for.
-      plan: the channels to keep.
-      input_shape: (H, W, C) of an image; None for the one the model was made for.
-      variables: those before the cut; None for a network that says its `input_shape`.
+    one image (H, W, C). The total counts all parameters and products, and the channels
+    of the convolutions and of those dense layers that the plan names. The variables may
+    be missing if the network says its `input_shape`.
     """
     example = None if input_shape is None else np.empty((2, *input_shape), np.float32)
     return report.examine_plan(model, variables, plan, example)[0]
@@ -152,10 +132,7 @@ def plan_report(
 def layer_names(
     model: Any, variables: Any = None, *, example: Any = None, dense: bool = False
 ) -> tuple[str, ...]:
-    """Returns the layers that a plan can cut, in forward order: convolutions.
-
-    With `dense` the hidden dense layers are among them.
-    """
+    """Returns the names of `trace_layers`."""
     return tuple(trace_layers(model, variables, example, dense=dense))
 
 

@@ -17,17 +17,16 @@ from fuprune.surgery.arrays import Cuts, Path, by_path, names
 def start_afresh(
     cuts: Cuts, variables: Any, written: Mapping[Path, int], key: jax.Array
 ) -> Any:
-    """The variables with the writers of cut channels drawn anew.
+    """The variables with the writers of cut channels drawn anew, in the same shapes.
+
+    Entries of a kernel are normal, with the mean and deviation of the layer's kept
+    filters; those of a vector are the kept mean.
 
     Args:
       cuts: what a plan leaves of each variable.
       variables: those of the network before the cut.
       written: the axis of the output channels, by the path of a layer's kernel.
       key: seeds the draws; those of one leaf depend on no other.
-
-    Returns:
-      Variables of the same shapes. Entries of a kernel are normal, with the mean and
-      deviation of the layer's kept filters; those of a vector are the kept mean.
     """
     cuts_at = by_path(cuts)
     leaves, structure = jax.tree_util.tree_flatten_with_path(variables)

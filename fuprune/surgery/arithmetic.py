@@ -49,21 +49,15 @@ def elementwise(eqn, operands, notes) -> Result:
         rest = static_value(eqn, [h.rest for h in operands])
         data = eqn.primitive.bind(*(h.data for h in operands), **eqn.params)
         return [whole(data, rest)._replace(uniform=rest is not None)]
-    # A uniform array is a number, whatever its shape.
-    operands = [
-        whole(np.asarray(h.rest), h.rest)._replace(uniform=True) if h.uniform else h
-        for h in operands
-    ]
-    kept, absorbed = _kept_together(name, operands, shape, notes)
-    if absorbed:
-        rest = eqn.outvars[0].aval.dtype.type(0)
-    else:
-        kept, rest = _rest_together(eqn, operands, kept, shape, notes)
+    operands = [_of_rank(h, len(shape)) for h in operands]
+    kept, rest, absorbed = _together(eqn, operands, shape, notes)
     arrays = [
-        onto(h, _where_wide(h, kept, shape)) if h.shape else h.data for h in operands
+        onto(h, [k if n == m else None for k, n, m in axes])
+        for h in operands
+        for axes in [zip(kept, h.shape, shape, strict=True)]
     ]
     result = hold(None, shape, kept, rest)
-    if name == "select_n":  # which does not broadcast
+    if name in ("select_n", "clamp"):  # which do not broadcast
         arrays = [jnp.broadcast_to(array, result.sizes) for array in arrays]
     result = result._replace(
         data=eqn.primitive.bind(*arrays, **eqn.params),
@@ -72,67 +66,66 @@ def elementwise(eqn, operands, notes) -> Result:
     return [_follow_layer(name, operands, result, notes)]
 
 
-def _kept_together(name, operands, shape, notes):
-    """The kept indices of each axis, and whether a zero outside them is certain."""
+def _of_rank(held, rank) -> Held:
+    """The array; a number, or a uniform array, with axes of size one."""
+    if held.shape and not held.uniform:
+        return held
+    data = np.asarray(held.rest) if held.uniform else held.data
+    data = data.reshape((1,) * rank)
+    return whole(data, held.rest)._replace(uniform=held.uniform)
+
+
+def _together(eqn, operands, shape, notes):
+    """The kept indices and the rest of a result, and whether zeros decide them."""
+    name, zero = eqn.primitive.name, eqn.outvars[0].aval.dtype.type(0)
     absorbing = operands[: ABSORBING.get(name, 0)]
-    zeros = [h for h in absorbing if h.has_zero_rest and not h.is_full]
-    deciding = operands
-    if name == "select_n" and _same_static_rest(operands[1:]):
-        deciding = operands[1:]  # whichever case is chosen, the rest is the same
+    zeros = [h.kept for h in absorbing if h.has_zero_rest and not h.is_full]
+    if zeros:
+        # Outside what any of them keeps the result is zero: the common indices do.
+        common = [
+            functools.reduce(intersection, axis) for axis in zip(*zeros, strict=True)
+        ]
+        return common, zero, True
+    deciding, rest = operands, None
+    cases = operands[1:] if name == "select_n" else []
+    if cases and all(is_static(h.rest) and h.rest == cases[0].rest for h in cases):
+        deciding, rest = cases, cases[0].rest  # whichever case is chosen
     kept: list[np.ndarray | None] = []
     for axis, size in enumerate(shape):
-        wide = [h for h in deciding if h.shape and h.shape[axis] == size]
-        if zeros:
-            # Outside what any of them keeps the result is zero: the common indices do.
-            some = [h.kept[axis] for h in zeros if h.shape[axis] == size]
-            kept.append(functools.reduce(intersection, some, None))
-            continue
-        if all(h.kept[axis] is None for h in wide):
-            kept.append(None)
-            continue
+        wide = [h for h in deciding if h.shape[axis] == size]
         some = [
             h.kept[axis]
             for h in wide
             if h.kept[axis] is not None
             or not (_follows(name, h, axis, shape, notes) or _is_thin(h, shape))
         ]
-        kept.append(functools.reduce(union, some))
-    return kept, bool(zeros)
-
-
-def _rest_together(eqn, operands, kept, shape, notes):
-    """The rest of the result; kept is widened where it has none."""
-    name, cut = eqn.primitive.name, [i for i, k in enumerate(kept) if k is not None]
-    if cut and name == "select_n" and _same_static_rest(operands[1:]):
-        return kept, operands[1].rest
+        is_cut = any(h.kept[axis] is not None for h in wide)
+        kept.append(functools.reduce(union, some) if is_cut else None)
+    cut = [axis for axis, k in enumerate(kept) if k is not None]
+    if not cut:
+        return kept, static_value(eqn, [h.rest for h in operands]), False
+    if rest is not None:
+        return kept, rest, False
     rests = []
     for h in operands:
         follows = [
-            bool(h.shape)
-            and (h.kept[i] is not None or _follows(name, h, i, shape, notes))
-            for i in cut
+            h.kept[i] is not None or _follows(name, h, i, shape, notes) for i in cut
         ]
-        if not cut or (h.uniform and not h.shape) or (h.shape and all(follows)):
-            rests.append(h.rest)
-        elif not any(follows):
-            rests.append(in_full(h) if h.shape else h.data)
-        else:  # cut along some axes and not along others: no one rest says it
-            return [None] * len(shape), None
+        if any(follows) and not all(follows):
+            return [None] * len(shape), None, False  # no one rest says it
+        rests.append(h.rest if h.uniform or all(follows) else in_full(h))
     if name == "mul" and any(is_static(r) and r == 0 for r in rests):
-        rest = eqn.outvars[0].aval.dtype.type(0)
-    elif not cut or all(is_static(rest) for rest in rests):
+        rest = zero
+    elif all(map(is_static, rests)):
         rest = static_value(eqn, rests)
-    elif name in ("select_n", "clamp"):
-        rest = None
-    else:
-        dtypes = [atom.aval.dtype for atom in eqn.invars]
-        rest = eqn.primitive.bind(
-            *(jnp.asarray(r, t) for r, t in zip(rests, dtypes, strict=True)),
-            **eqn.params,
-        )
+    elif name not in ("select_n", "clamp"):
         # Of numbers that are known only when the network runs.
-        rest = rest if rest.ndim else rest.reshape((1,) * len(shape))
-    return ([None] * len(shape), None) if rest is None else (kept, rest)
+        arrays = [
+            jnp.asarray(r, atom.aval.dtype).reshape(np.shape(r) or (1,) * len(shape))
+            for r, atom in zip(rests, eqn.invars, strict=True)
+        ]
+        rest = eqn.primitive.bind(*arrays, **eqn.params)
+    return ([None] * len(shape), None, False) if rest is None else (kept, rest, False)
 
 
 def _follows(name, held, axis, shape, notes) -> bool:
@@ -156,18 +149,7 @@ def _follows(name, held, axis, shape, notes) -> bool:
 
 def _is_thin(held, shape) -> bool:
     """Whether an array is small beside the result, so that computing its rest is."""
-    return bool(held.shape) and 2 * math.prod(held.shape) <= math.prod(shape)
-
-
-def _same_static_rest(operands) -> bool:
-    rests = [h.rest for h in operands]
-    return all(is_static(rest) and rest == rests[0] for rest in rests)
-
-
-def _where_wide(held, kept, shape):
-    return [
-        k if n == m else None for k, n, m in zip(kept, held.shape, shape, strict=True)
-    ]
+    return 2 * math.prod(held.shape) <= math.prod(shape)
 
 
 def _origins_together(name, operands, result, absorbed, notes):
@@ -194,7 +176,7 @@ def _origins_together(name, operands, result, absorbed, notes):
 
 
 def _is_parameter_along(held, axis, shape) -> bool:
-    if held.uniform or not held.shape or held.shape[axis] != shape[axis]:
+    if held.uniform or held.shape[axis] != shape[axis]:
         return True
     return any(o.axis == axis and o.pure for o in held.origins.values())
 

@@ -1,5 +1,7 @@
 """Surgery on any network by tracing: its layers, what they give, and their cuts."""
 
+import functools
+import itertools
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -75,23 +77,21 @@ def _shapes_of(network: Any) -> Any:
 def _example(network, variables, example) -> jax.ShapeDtypeStruct:
     """The shape of a batch of images: given, said by the network, or found by trial."""
     if example is not None:
-        shape = tuple(example.shape)
-        return jax.ShapeDtypeStruct(shape, jnp.result_type(example.dtype))
+        dtype = jnp.result_type(example.dtype)
+        return jax.ShapeDtypeStruct(tuple(example.shape), dtype)
     said = getattr(network, "input_shape", None)
     if said is not None:  # two images, because networks may squeeze a batch of one
         return jax.ShapeDtypeStruct((2, *said), jnp.float32)
     kernels = [x for x in jax.tree.leaves(variables) if len(x.shape) == 4]
     depths = sorted({int(x.shape[2]) for x in kernels} & set(range(1, 17)))
-    for depth in [3, 1, *depths]:
-        for side in SIDES:
-            images = jax.ShapeDtypeStruct((2, side, side, depth), jnp.float32)
-            try:
-                jax.eval_shape(
-                    lambda v, x: network.apply(v, x, train=False), variables, images
-                )
-            except Exception:  # Whatever the network says to a wrong shape.
-                continue
-            return images
+    for depth, side in itertools.product([3, 1, *depths], SIDES):
+        images = jax.ShapeDtypeStruct((2, side, side, depth), jnp.float32)
+        try:
+            evaluate = functools.partial(network.apply, train=False)
+            jax.eval_shape(evaluate, variables, images)
+        except Exception:  # Whatever the network says to a wrong shape.
+            continue
+        return images
     raise SurgeryError(
         "the network takes images of a size that was not found by trial; pass some:"
         " compact(model, variables, plan, example=images)."
@@ -108,8 +108,8 @@ def trace_layers(
     columns of the network's output is left out.
 
     Args:
-      model: what `models.adapt` takes.
-      variables: its variables, or their shapes; of an NNX module None, for its own.
+      model: as in `mask`.
+      variables: its variables, or their shapes.
       example: images, as in `mask`.
       dense: whether dense layers of hidden units are among them, or convolutions only.
         A unit is hidden if some kernel reads it and nothing else: what an attention or
@@ -125,12 +125,9 @@ def _cuttable(program: Program, dense: bool) -> dict[str, Layer]:
         for name, layer in layers_of(program, findings).items()
         if reads_images(program, findings.products[layer.path])
     }
-    hidden = _hidden(program, layers) if dense else set()
-    chosen = {
-        name: layer
-        for name, layer in layers.items()
-        if layer.kind == "convolution" or name in hidden
-    }
+    hidden = _hidden(program, layers) if dense else ()
+    convolutions = {n for n, layer in layers.items() if layer.kind == "convolution"}
+    chosen = {n: layers[n] for n in layers if n in convolutions or n in hidden}
     return _without_outputs(program, whole, chosen)
 
 
@@ -147,28 +144,22 @@ def reads_images(program: Program, found: Product) -> bool:
 def _hidden(program: Program, layers: dict[str, Layer]) -> set[str]:
     """The dense layers of which a unit that goes takes a row of another kernel along.
 
-    Layers of one width are tried together, each without another unit, so that a stream
-    into which several of them write stays whole.
+    All are tried together. Those of one width each go without another unit, so that a
+    stream into which several of them write stays whole.
     """
-    groups: dict[int, list[str]] = {}
+    turns: Counter = Counter()
+    lost, planned = {}, dict(program.cuts)
     for name, layer in layers.items():
         if layer.kind == "dense" and layer.channels > 1:
-            groups.setdefault(layer.channels, []).append(name)
-    found = set()
-    for width, names in groups.items():
-        for start in range(0, len(names), width):
-            lost, planned = {}, dict(program.cuts)
-            for turn, name in enumerate(names[start : start + width]):
-                pair = layers[name].pair
-                ids = program.kept(pair)
-                lost[name], planned[pair] = int(ids[turn]), np.delete(ids, turn)
-            after, _ = follow_cuts(program._replace(cuts=planned))
-            found |= {
-                name
-                for name, unit in lost.items()
-                if _is_row_missing(program, after, layers[name], unit)
-            }
-    return found
+            ids, turn = program.kept(layer.pair), turns[layer.channels] % layer.channels
+            turns[layer.channels] += 1
+            lost[name], planned[layer.pair] = int(ids[turn]), np.delete(ids, turn)
+    after, _ = follow_cuts(program._replace(cuts=planned))
+    return {
+        name
+        for name, unit in lost.items()
+        if _is_row_missing(program, after, layers[name], unit)
+    }
 
 
 def _is_row_missing(before: Program, after: Program, layer: Layer, unit: int) -> bool:
@@ -186,9 +177,7 @@ def _is_row_missing(before: Program, after: Program, layer: Layer, unit: int) ->
     return False
 
 
-def _without_outputs(
-    program: Program, whole: list[Held], layers: dict[str, Layer]
-) -> dict[str, Layer]:
+def _without_outputs(program: Program, whole: list[Held], layers) -> dict[str, Layer]:
     """Leaves out the last layers, until what is left cuts no output, now `whole`."""
 
     def harmless(chosen):
@@ -216,29 +205,26 @@ def _without_outputs(
     return {name: layer for name, layer in layers.items() if name in chosen}
 
 
-def _same_kept(first, second) -> bool:
-    """Whether two lists of held arrays keep the same indices."""
-    return all(
-        np.array_equal(a, b)
+def _same_kept(first: list[Held], second: list[Held]) -> bool:
+    pairs = [
+        pair
         for one, other in zip(first, second, strict=True)
-        for a, b in zip(one.kept, other.kept, strict=True)
-    )
+        for pair in zip(one.kept, other.kept, strict=True)
+    ]
+    return all(np.array_equal(*pair) for pair in pairs)
 
 
 def layers_of(program: Program, findings: Findings) -> dict[str, Layer]:
-    """Returns all layers, dense ones and those that write the output included.
-
-    Of a module with several kernels each is a layer by its whole path.
-    """
+    """Returns all layers, dense ones and those that write the output included."""
     short = Counter(map(layer_name, findings.products))
     layers = {}
     for path, found in findings.products.items():
-        if path in findings.disagree:
-            continue
-        alone = short[layer_name(path)] == 1
-        channels = len(program.kept((path, found.axis)))
-        layer = Layer(path, found.kind, channels, found.axis)
-        layers[layer_name(path) if alone else "/".join(path[1:])] = layer
+        name = layer_name(path)
+        # Of a module with several kernels each is a layer by its whole path.
+        name = name if short[name] == 1 else "/".join(path[1:])
+        if path not in findings.disagree:
+            channels = len(program.kept((path, found.axis)))
+            layers[name] = Layer(path, found.kind, channels, found.axis)
     return layers
 
 
@@ -378,15 +364,12 @@ def scales_of(
     program, found = trace_network(model, variables, example).program, {}
     for name, layer in layers.items():
         if layer.channels > 1:
-            cuts = {**program.cuts, layer.pair: program.kept(layer.pair)[1:]}
+            left = program.kept(layer.pair)[1:]
+            cuts = {**program.cuts, layer.pair: left}
             after, _ = follow_cuts(program._replace(cuts=cuts))
-            scales = [
-                path
-                for (path, axis), kept in after.cuts.items()
-                if path[-1] == "scale" and np.array_equal(kept, cuts[layer.pair])
-            ]
-            if scales:
-                found[name] = scales[0]
+            for (path, _), kept in after.cuts.items():
+                if path[-1] == "scale" and np.array_equal(kept, left):
+                    found.setdefault(name, path)
     return found
 
 

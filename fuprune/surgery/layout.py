@@ -191,32 +191,3 @@ def pad(eqn, operands, notes) -> Result:
             left[axis] = (0, 0, 0)
     data = jax.lax.pad(held.data, jnp.asarray(held.rest, held.data.dtype), left)
     return [hold(data, shape, kept, held.rest)]
-
-
-def gather(eqn, operands, notes) -> Result:
-    """Entries by number, as in resizing a map: the cut axes must be taken as they are.
-
-    An index outside the array gives the fill value along the cut axis as well, so the
-    rest must be zero if such an index is filled.
-    """
-    (held, indices), params = operands, dict(eqn.params)
-    if not indices.is_full or not held.has_one_rest:
-        return "its indices are cut, or the rest is not one number"
-    if params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP and held.rest != 0:
-        return "an index outside the array would not give the rest"
-    numbers, sizes = params["dimension_numbers"], list(params["slice_sizes"])
-    shape = eqn.outvars[0].aval.shape
-    gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    left = [axis for axis in range(len(held.shape)) if axis not in gone]
-    kept: list[np.ndarray | None] = [None] * len(shape)
-    for axis, ids in enumerate(held.kept):
-        if ids is None:
-            continue
-        if axis in (*gone, *numbers.start_index_map) or sizes[axis] != held.shape[axis]:
-            return "it takes entries of a cut axis by number"
-        sizes[axis] = len(ids)
-        # Offset dimensions are the operand's remaining axes, in their order.
-        kept[numbers.offset_dims[left.index(axis)]] = ids
-    params["slice_sizes"] = tuple(sizes)
-    data = eqn.primitive.bind(held.data, indices.data, **params)
-    return [hold(data, shape, kept, held.rest)]

@@ -1,9 +1,4 @@
-"""The network that is left when channels are removed by tracing.
-
-A slim network is the uncut one and the list of what was cut. Its `apply` traces the
-uncut network and runs the jaxpr on held arrays, so it computes what the masked network
-computes, in evaluation and in training, on the channels that are left alone.
-"""
+"""The network that is left when channels are removed: the uncut one, and its cuts."""
 
 from typing import Any
 
@@ -21,11 +16,11 @@ KINDS = {"params": nnx.Param, "batch_stats": nnx.BatchStat}  # of an NNX module
 
 
 class SlimNetwork(nn.Module):
-    """A network with channels removed, as a Linen module.
+    """A network with channels removed, as a Linen module, static under jit.
 
-    It is compared and hashed by value, and static under jit. With `filled` its
-    variables keep their shapes, and what is cut is read as the constants that `mask`
-    fills in: it has no gradient and stays dead, whatever an optimizer does to it.
+    Its `apply` traces the uncut network and runs the jaxpr on held arrays. With
+    `filled` its variables keep their shapes, and what is cut is read as the constants
+    that `mask` fills in: it has no gradient and stays dead under any optimizer.
 
     Attributes:
       base: the uncut network, adapted.
@@ -56,8 +51,7 @@ class SlimNetwork(nn.Module):
     def apply(self, variables, images, train=False, mask=None, *, rngs=None, **options):
         """Logits [B, U], and the updated collections if `mutable` names any.
 
-        `options` are those of the uncut network's `apply`. What they return has the
-        slim shapes: `capture_intermediates` for one.
+        What other options of the uncut network's `apply` return has the slim shapes.
         """
 
         def call(variables, images, mask, rngs):
@@ -71,43 +65,39 @@ class SlimNetwork(nn.Module):
         program = trace(call, variables, arguments, self.cuts)
         leaves, others = jax.tree.leaves(variables), jax.tree.leaves(arguments)
         results, _ = program.run(leaves, others)
-        # With `mutable` the result is the pair (logits, collections): in front of a
-        # variable's own path there is its place in the pair. New statistics are cut as
-        # the old ones are, and the logits are whole.
-        laid = [
-            held.data
-            if path[1:2] == ("intermediates",)
-            else onto(
-                held, [program.cuts.get((path[1:], i)) for i in range(len(held.shape))]
-            )
-            for path, held in zip(program.out_paths, results, strict=True)
-        ]
+        laid = []
+        for path, held in zip(program.out_paths, results, strict=True):
+            # With `mutable` the result is a pair, (logits, collections): a variable's
+            # own path follows its place there. New statistics are cut as the old ones
+            # are, and the logits are whole.
+            axes = range(len(held.shape))
+            kept = held.kept
+            if path[1:2] != ("intermediates",):
+                kept = [program.cuts.get((path[1:], axis)) for axis in axes]
+            laid.append(onto(held, kept))
         return jax.tree.unflatten(program.out_tree, laid)
 
     def __call__(self, images, train: bool = False, mask=None):
         """Logits [B, U]; as a part of another module, with the variables of its own."""
         alone = self.clone(parent=None, name=None)
         if self.is_initializing():
-            fresh = alone.init(self.make_rng("params"), images, train=train)
-            for collection, tree in fresh.items():
-                for name, value in tree.items():
-                    self.put_variable(collection, name, value)
+            self._put(alone.init(self.make_rng("params"), images, train=train))
         rngs = {"dropout": self.make_rng("dropout")} if self.has_rng("dropout") else {}
         logits, new = alone.apply(
             self.variables, images, train, mask, mutable=["batch_stats"], rngs=rngs
         )
         if train and self.is_mutable_collection("batch_stats"):
-            for name, value in new.get("batch_stats", {}).items():
-                self.put_variable("batch_stats", name, value)
+            self._put(new)
         return logits
+
+    def _put(self, variables):
+        for collection, tree in variables.items():
+            for name, value in tree.items():
+                self.put_variable(collection, name, value)
 
 
 class SlimModule(nnx.Module):
-    """An NNX module with channels removed.
-
-    Its variables keep their kinds and the names of their places, so that `nnx.split`,
-    `nnx.grad` and optimizers treat it as any module; `train()` and `eval()` switch it.
-    """
+    """An NNX module with channels removed, which keeps its kinds of variables."""
 
     def __init__(self, slim: SlimNetwork, variables: Variables):
         """Takes what `compact` returns of an adapted NNX network."""
@@ -123,17 +113,15 @@ class SlimModule(nnx.Module):
 
     def __call__(self, images):
         """Logits [B, U]; in training the running statistics are updated in place."""
-        values = self.variables()
-        if self.deterministic:
-            return self.slim.apply(values, images, train=False)
+        train = not self.deterministic
         logits, new = self.slim.apply(
-            values,
+            self.variables(),
             images,
-            train=True,
+            train=train,
             mutable=["batch_stats"],
-            rngs={"dropout": self.rngs.dropout()},
+            rngs={"dropout": self.rngs.dropout()} if train else None,
         )
-        if not self.use_running_average and "batch_stats" in new:
+        if not self.use_running_average and new.get("batch_stats"):
             nnx.update(getattr(self, "batch_stats"), new["batch_stats"])  # noqa: B009
         return logits
 

@@ -61,7 +61,6 @@ RULES: dict[str, arithmetic.Rule] = {
     "reduce_window_sum": arithmetic.reduce_window,
     "broadcast_in_dim": layout.broadcast_in_dim,
     "concatenate": layout.concatenate,
-    "gather": layout.gather,
     "pad": layout.pad,
     "reshape": layout.reshape,
     "slice": layout.slice_,
