@@ -58,11 +58,9 @@ def adapt(
 ) -> Any:
     """A network in the form of this module's first lines.
 
-    Networks that have it already, such as those of the zoo, come back as they are.
-    A network learns whether it is in training from those arguments of its call, or
-    attributes of a Linen module, that are named in `MODES`. One that takes no mask
-    normalises over whole batches, which is sound because padding repeats the client's
-    own images (`federated.client.gather_batch`).
+    It learns whether it is in training from those arguments of its call, or attributes
+    of a Linen module, that are named in `MODES`. One that takes no mask normalises over
+    whole batches, which is sound because padding repeats the client's own images.
 
     Args:
       model: a Linen module; an NNX module, or the class or function of `rngs` that
@@ -128,11 +126,7 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class LinenNetwork(Network):
-    """A Linen module of any convention, called by ours.
-
-    Of several results the first counts, the logits. An axis that its norms average over
-    is bound, as one device.
-    """
+    """A Linen module of any convention; an axis that it averages over is bound."""
 
     module: nn.Module
     convention: Convention
@@ -154,8 +148,7 @@ class LinenNetwork(Network):
     def apply(self, variables, images, train=False, mask=None, *, rngs=None, **options):
         """Logits [B, U], and the updated collections if `mutable` names any.
 
-        Every stream gets a key of its own from the one that `rngs` has for dropout; the
-        options are those of `nn.Module.apply`.
+        Every stream gets a key of its own from the one that `rngs` has for dropout.
         """
         if rngs:
             key = rngs["dropout"]
@@ -201,13 +194,9 @@ class CalledNetwork(Network):
         call: Callable,
         given: Variables | None = None,
     ):
-        """Takes what the network is.
+        """`call(variables, images, train, mask, mutable, rngs)` gives outputs, state.
 
-        Args:
-          key: hashable.
-          initialise: `(key, images) -> variables`, or None if nobody said.
-          call: `(variables, images, train, mask, mutable, rngs) -> outputs, new state`.
-          given: the variables it came with.
+        `initialise(key, images)` makes variables; `given` are those that it came with.
         """
         self.key, self.initialise, self.call, self.given = key, initialise, call, given
 
@@ -416,10 +405,9 @@ def first_result(result: Any) -> Any:
 
 
 def drawn_like(variables: Variables, key: jax.Array) -> dict[str, Any]:
-    """Variables of the same shapes, drawn anew.
+    """Variables of the same shapes: kernels drawn from He's normal distribution.
 
-    What has the shape of a kernel is drawn from He's normal distribution, biases and
-    means become 0, scales and variances 1, and all else stays as it is.
+    Biases and means become 0, scales and variances 1, and all else stays as it is.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(dict(variables))
     fresh = []
@@ -444,11 +432,10 @@ def own_variables(model: Any, variables: Any) -> Any:
 
 
 def variables_of(module: Any) -> dict[str, Any]:
-    """The arrays of an NNX module as {"params": ..., "batch_stats": ...}.
+    """The arrays that an NNX or Equinox module or a Keras model holds.
 
-    Other kinds of variables, if any, are under "state"; the state of random number
-    generators is left out, because keys are arguments here. Numbers in a path, from
-    lists, become strings. An Equinox module or a Keras model gives its arrays, too.
+    They are {"params": ..., "batch_stats": ...}, and other kinds under "state", but no
+    state of random number generators, because keys are arguments here.
     """
     if not isinstance(module, nnx.Module):
         return dict(adapt(module).given)

@@ -21,9 +21,8 @@ VOTES = ("softmax", "votes")
 class Ensemble(Network):
     """`size` copies of `member`, in the form that `models.adapt` describes.
 
-    With `vote="softmax"` the members' probabilities are averaged; with "votes" each
-    member has one vote, and their mean probabilities together have one more, which
-    breaks ties.
+    By "softmax" the members' probabilities are averaged; by "votes" each member has one
+    vote, and their mean probabilities together have one more, which breaks ties.
     """
 
     member: Any
@@ -51,11 +50,10 @@ class Ensemble(Network):
 
     def apply(self, variables, images, *arguments, mutable=False, **options):
         """Logits [B, U], and the updated collections unless `mutable` is False."""
-        member = adapt(self.member)
+        options["mutable"] = mutable
+        apply = adapt(self.member).apply
         results = [
-            member.apply(
-                member_of(variables, i), images, *arguments, mutable=mutable, **options
-            )
+            apply(member_of(variables, i), images, *arguments, **options)
             for i in range(self.size)
         ]
         if mutable is False:
@@ -81,19 +79,13 @@ class Ensemble(Network):
 def member_of(variables, number: int) -> dict[str, Any]:
     """The variables of one member."""
     name = f"shard_{number}"
-    return {
-        collection: tree[name] for collection, tree in variables.items() if name in tree
-    }
+    return {kind: tree[name] for kind, tree in variables.items() if name in tree}
 
 
 def stack_members(members) -> dict[str, Any]:
     """The variables of an ensemble from those of its members, in their order."""
-    collections = dict.fromkeys(name for member in members for name in member)
-    return {
-        collection: {
-            f"shard_{i}": member[collection]
-            for i, member in enumerate(members)
-            if collection in member
-        }
-        for collection in collections
-    }
+    stacked: dict[str, Any] = {}
+    for i, member in enumerate(members):
+        for collection, tree in member.items():
+            stacked.setdefault(collection, {})[f"shard_{i}"] = tree
+    return stacked

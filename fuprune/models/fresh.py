@@ -13,12 +13,10 @@ from fuprune.models.adapt import Variables, adapt, drawn_like
 def init_variables(
     model: Any, key: jax.Array, images: jax.Array, like: Variables | None = None
 ) -> Variables:
-    """Fresh variables of `model` for preprocessed `images` `[B, ...]`.
+    """Fresh variables of `model` for preprocessed `images` [B, ...].
 
-    A function that has no init is given variables `like` its own (`drawn_like`).
-
-    It is `jax.jit(model.init)`, compiled in a sixth of the time on a CPU. Inside
-    another jit, or `jax.eval_shape`, it is compiled as what is around it.
+    A function that has no init is given variables `like` its own (`drawn_like`). It is
+    `jax.jit(model.init)`, compiled in a sixth of the time on a CPU.
     """
     if like is not None and getattr(model, "initialise", True) is None:
         return drawn_like(like, key)

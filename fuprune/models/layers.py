@@ -29,28 +29,17 @@ class Norm(nn.Module):
     A channel whose scale and bias are both exactly zero emits zero and passes no
     gradient, so no optimizer can revive it: momentum, weight decay and Adam all see
     zeros. Statistics are float32 at least, whatever the type of the input.
-
-    Attributes:
-      kind: "batch" or "group".
-      implementation: "xla", or "onednn" for a kernel where there is one.
     """
 
-    kind: str
-    implementation: str = "xla"
+    kind: str  # "batch" or "group"
+    implementation: str = "xla"  # or "onednn", for a kernel where there is one
 
     @nn.compact
     def __call__(self, inputs, *, train: bool, mask=None, residual=None, relu=False):
-        """Normalises, then adds a residual and applies ReLU if asked to.
+        """Normalises [B, H, W, C], then adds a residual and applies ReLU if asked to.
 
-        Args:
-          inputs: [B, H, W, C].
-          train: whether statistics come from this batch and are recorded.
-          mask: [B], nonzero for real examples, or None if all are.
-          residual: [B, H, W, C], or None.
-          relu: whether a ReLU comes last.
-
-        Returns:
-          [B, H, W, C] of the input's type.
+        In training the statistics come from this batch, and are recorded. The mask [B]
+        is nonzero for real examples.
         """
         shape = inputs.shape[-1:]
         scale = self.param("scale", nn.initializers.ones, shape, jnp.float32)
@@ -75,10 +64,9 @@ class Norm(nn.Module):
 
 
 def _group_norm(inputs, scale, bias):
-    """`Norm` of kind "group", as a function without residual and ReLU.
+    """The moments of a group are those of its live channels alone.
 
-    The moments of a group are those of its live channels alone, so that a network with
-    the dead ones removed computes the same function.
+    So a network with the dead ones removed computes the same function.
     """
     scale, bias, alive = _without_dead_channels(scale, bias)
     channels = inputs.shape[-1]
@@ -107,11 +95,7 @@ def _batch_norm(
     inputs, scale, bias, running, mask, residual, *, train: bool, relu: bool,
     implementation: str,
 ):  # fmt: skip
-    """`Norm` of kind "batch", as a function.
-
-    `running` are moments (mean, variance), [C] each. Returns [B, H, W, C], and the
-    running moments after this batch.
-    """
+    """[B, H, W, C] and the running moments (mean, variance) after this batch."""
     scale, bias, _ = _without_dead_channels(scale, bias)
     if not train:
         mean, variance = running
@@ -148,21 +132,13 @@ def _without_dead_channels(scale, bias):
 
 
 class ConvNorm(nn.Module):
-    """A 3x3 convolution, named "conv", and the norm after it, named "norm".
+    """A 3x3 convolution, named "conv", and the norm after it, named "norm"."""
 
-    Attributes:
-      width: channels written.
-      norm: "batch" or "group".
-      strides: of the convolution, in both directions.
-      conv: which implementation convolves and normalises, "xla" or "onednn".
-      dtype: type the convolution computes in; parameters stay float32.
-    """
-
-    width: int
-    norm: str = "batch"
-    strides: int = 1
-    conv: str = "xla"
-    dtype: Any = jnp.float32
+    width: int  # channels written
+    norm: str = "batch"  # or "group"
+    strides: int = 1  # in both directions
+    conv: str = "xla"  # or "onednn": what convolves and normalises
+    dtype: Any = jnp.float32  # that it computes in; parameters stay float32
 
     @nn.compact
     def __call__(self, inputs, *, train: bool, **norm_options):
@@ -186,23 +162,14 @@ class ConvNorm(nn.Module):
 
 
 class ConvolutionalNetwork(nn.Module):
-    """What the networks of the zoo have in common.
+    """What the networks of the zoo have in common."""
 
-    Attributes:
-      depth: layers with weights; which there are is the subclass's affair.
-      num_classes: columns of the logits.
-      input_shape: (H, W, C) of one image.
-      norm: "batch" or "group".
-      conv: implementation of the convolution, "xla" or "onednn".
-      dtype: type the convolutions compute in.
-    """
-
-    depth: int
-    num_classes: int
-    input_shape: tuple[int, int, int] = (32, 32, 3)
-    norm: str = "batch"
-    conv: str = "xla"
-    dtype: Any = jnp.float32
+    depth: int  # layers with weights
+    num_classes: int  # columns of the logits
+    input_shape: tuple[int, int, int] = (32, 32, 3)  # (H, W, C) of one image
+    norm: str = "batch"  # or "group"
+    conv: str = "xla"  # or "onednn": what convolves and normalises
+    dtype: Any = jnp.float32  # that the convolutions compute in
 
     @nn.nowrap
     def layer(self, name: str, width: int, strides: int = 1) -> ConvNorm:

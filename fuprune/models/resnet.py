@@ -16,13 +16,7 @@ class ResNet(ConvolutionalNetwork):
 
     @nn.compact
     def __call__(self, images, train: bool = False, mask=None):
-        """Maps normalised images [B, H, W, C] to float32 logits [B, num_classes].
-
-        Args:
-          images: [B, H, W, C] float.
-          train: whether batch statistics are of this batch, and recorded.
-          mask: [B], nonzero for real examples; padding enters no statistic.
-        """
+        """Maps normalised images [B, H, W, C] to float32 logits [B, num_classes]."""
         options: dict[str, Any] = dict(train=train, mask=mask, relu=True)
         stream = self.layer("stem", STAGE_WIDTHS[0])(self.typed(images), **options)
         for stage, width in enumerate(STAGE_WIDTHS, 1):

@@ -30,16 +30,10 @@ def create(
     conv: str = "xla",
     dtype: Any = jnp.float32,
 ) -> ConvolutionalNetwork:
-    """Returns a model.
+    """Returns the model of a name of `MODELS`, for images (H, W, C).
 
-    Args:
-      name: one of `MODELS`.
-      num_classes: columns of the logits.
-      input_shape: (H, W, C) of one image.
-      norm: "batch" or "group".
-      conv: implementation of the convolution, "xla" or "onednn".
-      dtype: type the convolutions compute in; parameters are float32, norm statistics
-        and logits float32 at least.
+    Its convolutions compute in `dtype`, by "xla" or "onednn"; parameters are float32,
+    norm statistics and logits float32 at least.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -51,14 +45,8 @@ def create(
     check_choice("conv", conv, IMPLEMENTATIONS)
     shape = check_sizes(num_classes, input_shape)
     family, depth = re.findall(r"^(resnet|vgg)(\d+)$", name)[0]
-    return {"resnet": ResNet, "vgg": VGG}[family](
-        depth=int(depth),
-        num_classes=int(num_classes),
-        input_shape=shape,
-        norm=norm,
-        conv=conv,
-        dtype=dtype,
-    )
+    kind = {"resnet": ResNet, "vgg": VGG}[family]
+    return kind(int(depth), int(num_classes), shape, norm, conv, dtype)
 
 
 def check_sizes(num_classes: int, input_shape) -> tuple[int, int, int]:

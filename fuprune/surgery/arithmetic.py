@@ -93,18 +93,18 @@ def _together(eqn, operands, shape, notes):
     kept: list[np.ndarray | None] = []
     for axis, size in enumerate(shape):
         wide = [h for h in deciding if h.shape[axis] == size]
+        if all(h.kept[axis] is None for h in wide):
+            kept.append(None)
+            continue
         some = [
             h.kept[axis]
             for h in wide
             if h.kept[axis] is not None
             or not (_follows(name, h, axis, shape, notes) or _is_thin(h, shape))
         ]
-        is_cut = any(h.kept[axis] is not None for h in wide)
-        kept.append(functools.reduce(union, some) if is_cut else None)
+        kept.append(functools.reduce(union, some))
     cut = [axis for axis, k in enumerate(kept) if k is not None]
-    if not cut:
-        return kept, static_value(eqn, [h.rest for h in operands]), False
-    if rest is not None:
+    if cut and rest is not None:
         return kept, rest, False
     rests = []
     for h in operands:
@@ -116,7 +116,7 @@ def _together(eqn, operands, shape, notes):
         rests.append(h.rest if h.uniform or all(follows) else in_full(h))
     if name == "mul" and any(is_static(r) and r == 0 for r in rests):
         rest = zero
-    elif all(map(is_static, rests)):
+    elif not cut or all(map(is_static, rests)):
         rest = static_value(eqn, rests)
     elif name not in ("select_n", "clamp"):
         # Of numbers that are known only when the network runs.
