@@ -26,31 +26,22 @@ _LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
 def implementation(name: str) -> Callable[..., jax.Array]:
-    """Returns XLA's own convolution ("xla") or :func:`convolve` ("onednn").
-
-    Both are called alike. Where oneDNN or a compiler is missing, one notice is logged
-    and "xla" is returned.
-    """
+    """Returns XLA's own convolution ("xla") or :func:`convolve` ("onednn")."""
     return library.choose(name, convolve, jax.lax.conv_general_dilated)
 
 
 def promotion(name: str) -> Callable[..., list[Any]]:
     """Returns the ``promote_dtype`` of an ``nn.Conv`` with that implementation.
 
-    It is Flax's own, except that :func:`convolve` takes float32 kernels as they are
-    where the data become bfloat16.
+    :func:`convolve` takes float32 kernels as they are where the data become bfloat16.
     """
     return library.choose(name, _promote_data, promote_dtype)
 
 
 def _promote_data(data, kernel, bias, *, dtype):
-    if dtype == jnp.bfloat16 and kernel.dtype == jnp.float32:
-        return [
-            *promote_dtype(data, dtype=dtype),
-            kernel,
-            *promote_dtype(bias, dtype=dtype),
-        ]
-    return promote_dtype(data, kernel, bias, dtype=dtype)
+    found = promote_dtype(data, kernel, bias, dtype=dtype)
+    mixed = dtype == jnp.bfloat16 and kernel.dtype == jnp.float32
+    return [found[0], kernel, found[2]] if mixed else found
 
 
 def convolve(

@@ -1,9 +1,9 @@
 """The compiled library behind the kernels: whether it is available, and its threads.
 
-Threads: OpenMP counts them per calling thread, so each CPU device has its own. The
-default shares the process's cores out among its CPU devices; ``OMP_NUM_THREADS``, which
-is read when the library loads, or :func:`set_threads` decide otherwise. As many devices
-as cores, with one thread each, is the fastest way to train clients.
+OpenMP counts threads per calling thread, so each CPU device has its own. The default
+shares the process's cores out among its CPU devices; ``OMP_NUM_THREADS`` or
+:func:`set_threads` decide otherwise. One thread for each of as many devices as cores is
+the fastest way to train clients.
 """
 
 import functools

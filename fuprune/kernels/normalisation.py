@@ -35,11 +35,7 @@ class Stream(NamedTuple):
 
 
 def implementation(name: str) -> Callable[..., Normalised]:
-    """Returns `batch_norm` in JAX ("xla") or by the kernels ("onednn").
-
-    Both are called alike. Where the kernels are unavailable, one notice is logged and
-    "xla" is returned.
-    """
+    """Returns `batch_norm` in JAX ("xla") or by the kernels ("onednn")."""
     return library.choose(name, batch_norm, batch_norm_in_jax)
 
 
@@ -63,8 +59,7 @@ def batch_norm(
       inputs: [N, H, W, C].
       scale: [C].
       bias: [C].
-      mask: [N], nonzero for the examples that enter the moments; None if all do. If
-        none does, the mean is 0 and the variance 1, so that nothing overflows.
+      mask: [N], nonzero for the examples that enter the moments; None if all do.
       residual: [N, H, W, R], added after the norm, or None.
       relu: whether a ReLU follows.
       epsilon: added to the variance.

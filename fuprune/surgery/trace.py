@@ -1,13 +1,11 @@
 """A network's own jaxpr, run on held arrays.
 
-`interpret` runs it, equation by equation. What a primitive makes of held operands is
-its rule, in `RULES`, or in `CALLS` if it runs a jaxpr itself; one without a rule gets
-its operands in full.
+What a primitive makes of held operands is its rule, in `RULES`, or in `CALLS` if it
+runs a jaxpr itself; one without a rule gets its operands in full.
 
 `Program.examine` and `follow_cuts` run it on shapes alone, to see which layers there
-are and which rows and columns of every parameter are left once a plan has been carried
-out: a parameter that is applied to a dead channel dies with it, and what a kernel would
-read of a dead channel is not stored.
+are and what is left of every parameter after a plan: one that is applied to a dead
+channel dies with it, and what a kernel would read of a dead channel is not stored.
 """
 
 import math
@@ -94,8 +92,7 @@ def interpret(jaxpr, constants, operands, findings: Findings) -> list[Held]:
 def _constant(value, aval) -> Held:
     if np.ndim(value) or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return whole(value)
-    # A literal is known while the network is traced, so that a dead channel's value can
-    # be worked out through it: zero plus one half is one half.
+    # Known while the network is traced: a dead channel plus one half is one half.
     number = np.asarray(value, aval.dtype)[()]
     return whole(value, number)._replace(uniform=True)
 
@@ -194,22 +191,17 @@ def _call(eqn, operands, findings) -> list[Held]:
 
 
 def _custom_jvp(eqn, operands, findings) -> list[Held]:
-    """A function with a derivative of its own, which is kept.
-
-    The derivative is a jaxpr as well: it runs on the same indices, with tangents that
-    are zero elsewhere.
-    """
+    """A function with a derivative of its own, which runs on the same indices."""
     if all(h.is_full and not h.origins for h in operands):
         return [whole(x) for x in _bind(eqn, [h.data for h in operands])]
     jaxpr, constants = _inner(eqn)
     results = interpret(jaxpr, constants, operands, findings)
-    # A rest that is an array may carry a gradient of its own, which the closure below
-    # could not pass on: the formula is then differentiated as it stands.
-    if not all(h.rest is None or np.ndim(h.rest) == 0 for h in operands):
-        return results
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    # Tangents of integers have a type of their own, float0, and no rule knows it.
-    if not all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals):
+    # A rest that is an array may carry a gradient, which the closure below could not
+    # pass on, and tangents of integers have a type that no rule knows. The formula is
+    # then differentiated as it stands.
+    floating = all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals)
+    if not floating or any(np.ndim(h.rest) for h in operands):
         return results
     # The formula is run again below, and what it reads has been noted above.
     silent = Findings(findings.shapes)
@@ -226,7 +218,7 @@ def _custom_jvp(eqn, operands, findings) -> list[Held]:
             avals, avals
         )
         held = _holding(operands, primals) + [
-            Held(t, h.shape, h.kept, np.zeros((), t.dtype)[()])
+            Held(t, h.shape, h.kept, t.dtype.type(0))
             for h, t in zip(operands, tangents, strict=True)
         ]
         found = interpret(rule.jaxpr, rule.consts, held, silent)
@@ -284,7 +276,7 @@ class Program(NamedTuple):
 
     jaxpr: Any  # closed, of the variables' leaves and then those of the arguments
     shapes: dict[Path, jax.ShapeDtypeStruct]  # of the variables, uncut
-    out_paths: tuple[Path, ...]  # of the leaves of the result
+    out_paths: list[Path]  # of the leaves of the result
     out_tree: Any
     cuts: Mapping[Pair, np.ndarray]  # axis of a variable -> kept indices
     # While it is found out what the cuts bring about, parameters are taken to die with
@@ -295,8 +287,7 @@ class Program(NamedTuple):
     @property
     def arguments(self) -> list[jax.ShapeDtypeStruct]:
         """Shapes of the leaves of the arguments, the images first."""
-        avals = self.jaxpr.in_avals[len(self.shapes) :]
-        return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+        return self.jaxpr.in_avals[len(self.shapes) :]
 
     def kept(self, pair: Pair) -> np.ndarray:
         """The kept indices of a variable's axis, all if it is not cut."""
@@ -305,13 +296,11 @@ class Program(NamedTuple):
 
     def stored(self) -> dict[Path, jax.ShapeDtypeStruct]:
         """The shapes of the variables after their cuts."""
-        return {
-            path: jax.ShapeDtypeStruct(
-                [len(self.kept((path, axis))) for axis in range(len(whole.shape))],
-                whole.dtype,
-            )
-            for path, whole in self.shapes.items()
-        }
+        found = {}
+        for path, x in self.shapes.items():
+            sizes = [len(self.kept((path, axis))) for axis in range(len(x.shape))]
+            found[path] = jax.ShapeDtypeStruct(sizes, x.dtype)
+        return found
 
     def cuts_by_value(self) -> Cuts:
         """The cuts in the order of the variables, fit for hashing."""
@@ -325,23 +314,18 @@ class Program(NamedTuple):
     def run(
         self, leaves: Sequence[Any], arguments: Sequence[Any]
     ) -> tuple[list[Held], Findings]:
-        """The results, held, from the stored leaves of its variables.
-
-        The leaves of the other arguments are whole.
-        """
+        """The results, held, from the stored leaves of its variables and arguments."""
         operands = []
-        for leaf, (path, shape) in zip(leaves, self.shapes.items(), strict=True):
-            axes = range(len(shape.shape))
-            kept = normal([self.cuts.get((path, i)) for i in axes], shape.shape)
-            origins = {(path, i): Origin(i, True) for i in axes}
-            rest, pairs = None, set(origins)
-            dies = self.explores and not pairs & self.shared
+        for leaf, (path, x) in zip(leaves, self.shapes.items(), strict=True):
+            origins = {(path, i): Origin(i, True) for i in range(len(x.shape))}
+            kept = normal([self.cuts.get(pair) for pair in origins], x.shape)
+            dies = self.explores and not origins.keys() & self.shared
+            rest = None
             # Typed keys have no number to be dead with.
-            if (dies or pairs & self.cuts.keys()) and not jax.dtypes.issubdtype(
-                shape.dtype, jax.dtypes.extended
-            ):
-                rest = np.asarray(dead_value(path), shape.dtype)[()]
-            operands.append(Held(leaf, shape.shape, kept, rest, origins))
+            is_number = not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+            if is_number and (dies or origins.keys() & self.cuts.keys()):
+                rest = np.asarray(dead_value(path), x.dtype)[()]
+            operands.append(Held(leaf, x.shape, kept, rest, origins))
         operands += [whole(x)._replace(sees_images=True) for x in arguments]
         findings = Findings(self.shapes)
         jaxpr, constants = self.jaxpr.jaxpr, self.jaxpr.consts
@@ -379,8 +363,7 @@ def trace(function: Callable, variables: Any, arguments: Any, cuts: Cuts) -> Pro
         jax.tree.unflatten(tree, shapes.values()), *arguments
     )
     out_pairs, out_tree = jax.tree_util.tree_flatten_with_path(out)
-    out_paths = tuple(names(path) for path, _ in out_pairs)
-    return Program(jaxpr, shapes, out_paths, out_tree, kept)
+    return Program(jaxpr, shapes, [names(p) for p, _ in out_pairs], out_tree, kept)
 
 
 def follow_cuts(program: Program) -> tuple[Program, list[Held]]:
@@ -410,11 +393,11 @@ def follow_cuts(program: Program) -> tuple[Program, list[Held]]:
             if pair not in in_vain:
                 after[pair] = np.intersect1d(kept, planned.get(pair, kept))
         in_vain |= cuts.keys() - after.keys()
-        settled = after.keys() == cuts.keys() and not again
-        if settled and all(np.array_equal(after[p], cuts[p]) for p in cuts):
-            settled_program = program._replace(cuts=cuts)
+        same = after.keys() == cuts.keys() and not again
+        if same and all(np.array_equal(after[p], cuts[p]) for p in cuts):
+            settled = program._replace(cuts=cuts)
             # Without assumptions: an array is dead where its parameters are.
-            return settled_program, settled_program.examine()[0]
+            return settled, settled.examine()[0]
         cuts = after
     raise SurgeryError(
         "the cuts of this network do not settle; a parameter is used in ways that"
