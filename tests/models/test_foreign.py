@@ -52,16 +52,6 @@ def by_haiku():
     return haiku.transform_with_state(net), ("conv2_d", "conv2_d_1")
 
 
-def by_haiku_without_state():
-    haiku = pytest.importorskip("haiku")
-
-    def net(x):
-        x = jax.nn.relu(haiku.Conv2D(8, 3)(x))
-        return haiku.Linear(4)(x.mean((1, 2))), {"features": x.sum(-1)}
-
-    return haiku.without_apply_rng(haiku.transform(net)), ("conv2_d",)
-
-
 def by_keras():
     os.environ.setdefault("KERAS_BACKEND", "jax")
     keras = pytest.importorskip("keras")
@@ -76,9 +66,7 @@ def by_keras():
     return keras.Model(inputs, layers.Dense(4)(x)), ("first", "second")
 
 
-@pytest.mark.parametrize(
-    "make", [by_equinox, by_haiku, by_haiku_without_state, by_keras]
-)
+@pytest.mark.parametrize("make", [by_equinox, by_haiku, by_keras])
 def test_a_network_of_another_library_is_cut_and_trained_as_it_is(make):
     model, layers = make()
     network, images = adapt(model), jnp.asarray(IMAGES)

@@ -30,26 +30,6 @@ def test_nnx_goes_in_and_out():
     assert len(jax.tree.leaves(state))
 
 
-class NNXPlain(nnx.Module):
-    """A convolution and a head, and nothing but parameters."""
-
-    def __init__(self, rngs):
-        self.stem = nnx.Conv(3, 6, (3, 3), rngs=rngs)
-        self.head = nnx.Linear(6, 5, rngs=rngs)
-
-    def __call__(self, x):
-        return self.head(jnp.mean(nnx.relu(self.stem(x)), axis=(1, 2)))
-
-
-def test_a_slim_nnx_module_without_statistics_trains():
-    module, images = NNXPlain(nnx.Rngs(0)), jnp.asarray(IMAGES)
-    plan = PrunePlan({"stem": np.array([0, 2, 5])})
-    small, _ = surgery.compact(module, None, plan, example=images)
-    masked = surgery.mask(module, None, plan, example=images)
-    small.train()
-    np.testing.assert_allclose(small(images), masked(images), atol=1e-6)
-
-
 def test_a_slim_nnx_module_is_captured_cut_again_and_exported(tmp_path):
     images = jnp.asarray(IMAGES)
     plan = PrunePlan({"stem": np.array([0, 2, 5]), "blocks/0": np.array([1, 2])})

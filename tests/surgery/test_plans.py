@@ -50,15 +50,6 @@ def test_ties_fall_to_the_earlier_layer_then_the_lower_channel(order):
     assert plan.spared == {"z": 1, "a": 0}
 
 
-def test_cut_below_the_minimum_is_spared_and_not_replaced():
-    plan = surgery.make_plan(SCORES, 0.5, min_channels=2)
-    assert cut_of(plan) == {"a": [0], "b": [1, 3]}
-    assert plan.spared == {"a": 1, "b": 0}
-    plan = surgery.make_plan(SCORES, 0.9, min_channels=100)
-    assert cut_of(plan) == {"a": [], "b": []}
-    assert sum(plan.spared.values()) == 7
-
-
 @hypothesis.given(
     sizes=st.lists(st.integers(1, 20), min_size=1, max_size=5),
     rate=st.floats(0, 0.999),
@@ -94,12 +85,6 @@ def test_every_plan_cuts_its_number_and_empties_no_layer(
         )
         left = np.concatenate([scores[layer][plan.keep[layer]] for layer in scores])
         assert not taken.size or min(taken) >= max(left)
-
-
-def test_rate_that_rounds_below_a_whole_number_cuts_that_number():
-    scores = {"a": np.arange(100.0)}
-    assert 0.29 * 100 < 29
-    assert surgery.make_plan(scores, 0.29).keep["a"].size == 71
 
 
 def test_random_order_depends_on_the_seed_alone():

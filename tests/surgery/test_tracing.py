@@ -14,7 +14,6 @@ from fuprune import surgery
 from fuprune.errors import InputError
 from fuprune.models import brought
 from fuprune.models.adapt import adapt
-from fuprune.run import export
 from fuprune.surgery import PrunePlan, cutting, rebuild
 from fuprune.surgery.arithmetic import static_value
 from fuprune.surgery.arrays import cut_tree
@@ -233,16 +232,6 @@ def test_spec_rebuilds_a_slim_network_on_its_base():
     record["channels"]["first"] = [99]
     with pytest.raises(InputError, match="99"):
         rebuild.from_spec(record, factory=make_small)
-
-
-def test_slim_network_is_exported_for_any_batch(tmp_path):
-    network, variables = small_network()
-    plan = PrunePlan({"first": np.array([0, 2, 5])})
-    small, cut = surgery.compact(network, variables, plan, example=IMAGES)
-    export.export_stablehlo(small, cut, tmp_path / "slim.stablehlo")
-    loaded = export.load_stablehlo(tmp_path / "slim.stablehlo")
-    expected = small.apply(cut, jnp.asarray(IMAGES), train=False)
-    np.testing.assert_allclose(loaded(jnp.asarray(IMAGES)), expected, atol=1e-6)
 
 
 def test_what_is_computed_in_advance_has_the_type_and_sign_of_its_equation():

@@ -21,6 +21,8 @@ from fuprune.surgery.arrays import by_path, names
 from tests.models import drawing
 from tests.models.drawing import make_model, small_model
 
+MIDDLE = ("resnet32", "resnet44", "vgg13", "vgg16")  # of their families
+
 
 def assert_same_logits(actual, expected):
     scale = max(1.0, float(np.abs(expected).max()))
@@ -49,7 +51,13 @@ def check_evaluation(model, seed, share):
     return small, compacted, plan, expected
 
 
-@pytest.mark.parametrize("name", zoo.MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in MIDDLE else [])
+        for name in zoo.MODELS
+    ],
+)
 def test_compacted_model_equals_masked_model(name):
     shape = (40, 33, 1) if name == "vgg11" else (8, 8, 1)  # one flattens to 1x1x512
     check_evaluation(make_model(name, shape=shape), zoo.MODELS.index(name), 0.5)
@@ -63,19 +71,6 @@ def test_compacted_model_equals_masked_model(name):
 )
 def test_compacted_small_resnet_equals_masked_for_any_plan(seed, share, norm):
     check_evaluation(small_model(norm), seed, share)
-
-
-@pytest.mark.slow
-@hypothesis.settings(max_examples=4)
-@hypothesis.given(
-    seed=st.integers(0, 10**6),
-    share=st.sampled_from([0.05, 0.4, 0.9]),
-    norm=st.sampled_from(["batch", "group"]),
-    shape=st.sampled_from([(8, 8, 1), (16, 16, 3), (7, 9, 2)]),
-)
-@pytest.mark.parametrize("name", zoo.MODELS)
-def test_compacted_model_equals_masked_for_any_plan(name, seed, share, norm, shape):
-    check_evaluation(make_model(name, norm, shape), seed, share)
 
 
 def test_flattened_map_of_several_pixels_is_cut_in_every_pixel():
