@@ -206,7 +206,7 @@ def _without_outputs(program: Program, whole: list[Held], layers) -> dict[str, L
 
 
 def _same_kept(first: list[Held], second: list[Held]) -> bool:
-    pairs = [
+    pairs: list[Any] = [
         pair
         for one, other in zip(first, second, strict=True)
         for pair in zip(one.kept, other.kept, strict=True)
