@@ -26,6 +26,12 @@ RESNET20 = "cifar10_resnet20"
 # A heading per experiment, with the runs that are its parts or seeds.
 EXPERIMENTS = {
     "class 9": (f"{RESNET20}_class9", f"{RESNET20}_class9_retrained"),
+    "class 1, the recipe of the cut": (
+        f"{RESNET20}_class1_prune",
+        f"{RESNET20}_class1_retrained1",
+        f"{RESNET20}_class1_retrained3",
+        f"{RESNET20}_class1_retrained5",
+    ),
     "class 5": (
         f"{RESNET20}_class5",
         f"{RESNET20}_class5_retrained",
