@@ -32,6 +32,7 @@ EXPERIMENTS = {
         f"{RESNET20}_class1_retrained3",
         f"{RESNET20}_class1_retrained5",
     ),
+    "class 1, the paper's cut": (f"{RESNET20}_class1_tf_idf",),
     "class 5": (
         f"{RESNET20}_class5",
         f"{RESNET20}_class5_retrained",
@@ -202,7 +203,7 @@ def draw_leaderboard(rows: list[Ranked], path: pathlib.Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _span(values: list[float]) -> str:
+def _span(values) -> str:
     shown = dict.fromkeys(f"{100 * v:.1f}%" for v in (min(values), max(values)))
     return " to ".join(shown)
 
