@@ -376,9 +376,7 @@ def unknown_key(name: str) -> ConfigError:
     if inside and not group:
         return ConfigError(f"{name} is a group of keys; allowed: {', '.join(inside)}.")
     same = [key for key in KEYS if key.rpartition(".")[2] == leaf]
-    hint = options_lib.closest(name, KEYS, 0.75)
-    hint = hint or (f"did you mean {' or '.join(same)}?" if same else "")
-    hint = hint or options_lib.closest(name, KEYS)
+    hint = options_lib.closest(name, same or KEYS, 0.0 if same else 0.6)
     top = dict.fromkeys(key.partition(".")[0] for key in KEYS)
     hint = hint or f"allowed: {', '.join(inside or top)}."
     return ConfigError(f"unknown key {quoted(name)}; {hint}")
@@ -427,15 +425,10 @@ def request_kind(config: Config) -> str:
     kinds = [k for k in ("classes", "clients", "examples") if getattr(unlearn, k) != ""]
     if len(kinds) > 1 and unlearn.classes == Unlearn().classes:
         kinds.remove("classes")
-    if not kinds:
+    if len(kinds) != 1:
         raise ConfigError(
-            "unlearn.classes, unlearn.clients and unlearn.examples are all empty; "
-            "allowed: one of them, what is to be forgotten."
-        )
-    if len(kinds) > 1:
-        keys = " and ".join(f"unlearn.{kind}" for kind in kinds)
-        raise ConfigError(
-            f"{keys} are both given; allowed: one kind, so set the other to ''."
+            f"unlearn names {' and '.join(kinds) or 'nothing'} to forget; allowed: one "
+            "of classes, clients and examples, with '' for the others."
         )
     return kinds[0]
 

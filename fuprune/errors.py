@@ -50,12 +50,7 @@ class MissingPackageError(FupruneError, ImportError):
 
 @contextlib.contextmanager
 def from_extra(extra: str, what: str) -> Iterator[None]:
-    """Imports inside need an extra: without it, the error says how to install it.
-
-    Args:
-      extra: of this package, such as "privacy".
-      what: needs the packages of the extra.
-    """
+    """Imports inside need an extra; without it, the error says that `what` needs it."""
     try:
         yield
     except ImportError as error:

@@ -95,11 +95,11 @@ REFUSED = {
         "unlearn.method": "class_pruning",
     },
     "unlearn.clients names client 100; allowed: 0 to 99": {"unlearn.clients": "100"},
-    "unlearn.clients and unlearn.examples are both given; allowed: one kind": {
+    "unlearn names clients and examples to forget; allowed: one of": {
         "unlearn.clients": "3",
         "unlearn.examples": "a.txt",
     },
-    "are all empty; allowed: one of them": {"unlearn.classes": ""},
+    "unlearn names nothing to forget; allowed: one of": {"unlearn.classes": ""},
 }
 
 

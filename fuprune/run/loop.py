@@ -35,7 +35,6 @@ from fuprune.run.models import Elsewhere
 from fuprune.run.store import Store, seed_of
 from fuprune.surgery import rebuild
 from fuprune.unlearning.job import Stage
-from fuprune.unlearning.request import ForgetRequest
 from fuprune.unlearning.rounds import is_kept, keep_round
 
 OnRow = Callable[[Mapping[str, Any]], None]
@@ -65,8 +64,7 @@ class Experiment:
         """`build.make_algorithm`; units that differ in their key alone share one.
 
         Another one is another program to trace and to load, which takes longer than
-        the rounds of a small network. One with an objective of its own is made afresh,
-        and so is one for a network without a hash.
+        the rounds of a small network.
         """
         make = functools.partial(
             build.make_algorithm, self.setup, model, schedule, **options
@@ -105,14 +103,9 @@ class Experiment:
         return self.setup.federation
 
     @property
-    def request(self) -> ForgetRequest:
-        """What the run forgets."""
-        return self.federation.request
-
-    @property
     def classes(self) -> tuple[int, ...]:
         """To forget; none in a request of clients or examples."""
-        return self.request.classes
+        return self.federation.request.classes
 
 
 def row_of(this: Experiment, unit: build.UnlearnUnit) -> MethodRow:

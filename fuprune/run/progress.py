@@ -43,11 +43,7 @@ class Progress:
         interval: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Prepares; nothing is shown before a phase begins.
-
-        The mode is that of `runtime.progress`, and the rounds are those of all units
-        that are not finished; plain lines are `interval` seconds apart.
-        """
+        """Prepares; the rounds are those of all units that are not finished."""
         self._console = rich.console.Console(
             file=stream or sys.stdout, highlight=False, soft_wrap=True
         )
@@ -102,14 +98,10 @@ class Progress:
     def phase(
         self, name: str, rounds: int, *, first_round: int = 0
     ) -> Iterator[Callable[..., None]]:
-        """Shows a phase of at most so many rounds while it lasts.
+        """Shows a phase of at most so many rounds, `first_round` of which were done.
 
-        `first_round` says how many were already done when the run was resumed.
-
-        Yields:
-          `update(round_number, *, images=0, **metrics)`, to be called after each round
-          with the images it trained on and metrics, of which loss and accuracies are
-          shown. A metric stays visible until it is given again.
+        Yields `update(round_number, *, images=0, **metrics)`, to be called after each
+        round; loss and accuracies stay visible until they are given again.
         """
         latest: dict[str, float] = {}
         last_line, first, seen, trained = self._clock(), 0.0, 0, 0

@@ -175,7 +175,7 @@ def unlearn(this: Experiment, unit: UnlearnUnit) -> RunRecord:
             model,
             variables,
             this.federation.data,
-            this.request,
+            this.federation.request,
             # The same for every method with this seed, so that all see the same
             # cohorts and batches in the same order.
             key=jax.random.fold_in(key_for(this, "unlearn"), unit.seed),
