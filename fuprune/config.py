@@ -547,12 +547,6 @@ def check_counts(
             if read(config, name) > num_clients:
                 rest = f"at most partition.clients, which is {num_clients}"
                 raise _refusal(config, name, rest)
-        for client in read(config, "unlearn.clients"):
-            if not 0 <= client < num_clients:
-                raise ConfigError(
-                    f"unlearn.clients names client {client}; allowed: 0 to "
-                    f"{num_clients - 1}."
-                )
     if num_classes is not None and request_kind(config) == "classes":
         names = dict(name="unlearn.classes", dataset=config.data.name)
         check_classes(classes(config), num_classes, **names)
@@ -567,12 +561,9 @@ def to_json(config: Config) -> dict[str, Any]:
 def from_json(values: Mapping[str, Any]) -> Config:
     """Rebuilds a config from `to_json`, of this version or another.
 
-    A key that it lacks takes its default; one that this version lacks is ignored, and
-    so is a client axis that it lacks, which changed no result.
+    A key that it lacks takes its default; one that this version lacks is ignored.
     """
     config, leaves = default(), flatten(values)
-    if leaves.get("runtime.backend") == "wide":
-        del leaves["runtime.backend"]
     known = KEYS.keys() | sections(config).keys()
     update(config, {name: leaves[name] for name in leaves if name in known})
     return config
