@@ -41,8 +41,8 @@ class FederationError(FupruneError):
 class Federation:
     """The processes of a link, and perhaps of nodes, with their files in a folder."""
 
-    def __init__(self, folder: Path, app: Path = APP):
-        self.folder, self.app = folder.absolute(), app
+    def __init__(self, folder: Path):
+        self.folder = folder.absolute()
         self.keys, self.nodes = self.folder / "keys", {}
         self.workdir = self.folder / "server"  # of the server, unless a run has its own
         self._started: list[subprocess.Popen] = []
@@ -145,7 +145,7 @@ class Federation:
         if settings.get("command") == "forget":
             settings["signatures"] = self._signatures(settings)
         assigned = " ".join(f"{k}={json.dumps(v)}" for k, v in settings.items())
-        command = "run", str(self.app), CONNECTION, "--format", "json", "-c", assigned
+        command = "run", str(APP), CONNECTION, "--format", "json", "-c", assigned
         return str(self._json(*command)["run-id"])
 
     def _signatures(self, settings: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """A federation in one process: the real ClientApp behind a grid without a network."""
 
+import jax
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.numpy import save
@@ -10,9 +11,10 @@ from fuprune.flower import client_app
 from fuprune.flower.launch import deal
 from fuprune.flower.records import pack, unpack
 from fuprune.flower.roster import Roster
-from fuprune.flower.settings import Timeouts
+from fuprune.flower.settings import Timeouts, read_config
 from fuprune.flower.transport import RemoteClients, stand_ins
 from fuprune.models import zoo
+from fuprune.run import build
 from fuprune.run.data import load_data
 from fuprune.run.machine import Runtime
 
@@ -123,3 +125,10 @@ def remote(grid, config, *, num_clients=3, **terms):
 
 def small_model():
     return zoo.create("resnet8", num_classes=10, input_shape=SHAPE)
+
+
+def make_setting(text=CONFIG):
+    """A config, its federation, a small network and variables of it."""
+    config, model = read_config(text), small_model()
+    variables = build.initial_variables(model, jax.random.key(1))
+    return config, federation(config), model, variables

@@ -12,16 +12,21 @@ from fuprune.run import build
 from fuprune.surgery import compact, layer_names, make_plan
 from fuprune.unlearning.activations import collect, merge_activations
 from fuprune.unlearning.class_pruning import server_proc
-from tests.flower.small import CONFIG, FakeGrid, federation, remote, small_model
+from tests.flower.small import (
+    CONFIG,
+    FakeGrid,
+    federation,
+    make_setting,
+    remote,
+    small_model,
+)
 
 RATE = 0.1
 
 
 def both(config_text, tmp_path, objective=None):
     """The simulator's algorithm and data, and the same with clients behind a grid."""
-    config = read_config(config_text)
-    local = federation(config)
-    model = small_model()
+    config, local, model, variables = make_setting(config_text)
     clients, stand_in = remote(FakeGrid(tmp_path, config_text), config)
     schedule = build.Schedule(2, RATE)
     made = [
@@ -33,7 +38,6 @@ def both(config_text, tmp_path, objective=None):
         )
         for data, backend in ((local.data, "loop"), (stand_in, clients))
     ]
-    variables = build.initial_variables(model, jax.random.key(1))
     return made, (local.data, stand_in), variables, model, clients
 
 

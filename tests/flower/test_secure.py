@@ -14,18 +14,15 @@ from fuprune.flower import client_app, secure
 from fuprune.flower.node import Node
 from fuprune.flower.records import PROTOCOL, unpack
 from fuprune.flower.secure import UPLOAD
-from fuprune.flower.settings import read_config
-from fuprune.run import build
 from fuprune.unlearning.activations import collect, merge_activations
 from fuprune.unlearning.secure_sum import encode
 from tests.flower.small import (
     CONFIG,
     SHAPE,
     FakeGrid,
-    federation,
+    make_setting,
     meddling,
     remote,
-    small_model,
 )
 
 NOTHING = Dataset(np.zeros((0, *SHAPE), np.uint8), np.zeros(0, np.int32))
@@ -35,9 +32,7 @@ FOUR = f"{CONFIG} partition.clients=4 train.cohort=4"
 @pytest.fixture(scope="module")
 def setting():
     """Four clients, of whom a sum takes three."""
-    config, model = read_config(FOUR), small_model()
-    variables = build.initial_variables(model, jax.random.key(1))
-    return config, federation(config), model, variables
+    return make_setting(FOUR)
 
 
 def behind_messages(setting, folder, meddle=None, *, secure=True):
