@@ -87,18 +87,22 @@ def read_prepared(directory: pathlib.Path) -> LabelledSet:
 
 
 def _pictures(info: Any, split: str, image_key: str, label_key: str) -> Pictures:
-    skip = {image_key: _import_tfds(split).decode.SkipDecoding()}
+    tfds = _import_tfds(split)
+    # Of other features, such as boxes or masks, nothing is parsed.
+    names = {image_key, label_key, "id"} & {*info.features}
+    row_of = tfds.features.FeaturesDict({name: info.features[name] for name in names})
+    skip = {image_key: tfds.decode.SkipDecoding()}
     found: list[tuple[bytes, str, bytes, int]] = []  # id, origin, picture, label
     paths = map(pathlib.Path, info.splits[split].filepaths)
     for path, length in zip(paths, info.splits[split].shard_lengths, strict=True):
         try:
             read = _read_tf_records if ".tfrecord" in path.name else _read_array_records
             for number, record in enumerate(read(path)):
-                row = info.features.deserialize_example_np(record, decoders=skip)
+                row = row_of.deserialize_example_np(record, decoders=skip)
+                name = row.get("id")
+                name = name if isinstance(name, bytes) else b""  # numbers are no order
                 origin = f"{path} (record {number})"
-                found.append(
-                    (row.get("id", b""), origin, row[image_key], row[label_key])
-                )
+                found.append((name, origin, row[image_key], row[label_key]))
                 length -= 1
             if length:
                 raise ValueError("dataset_info.json says another number of records")

@@ -12,7 +12,6 @@ from fuprune.audit.backdoor import TARGET, plant, triggered
 from fuprune.audit.reading import read
 from fuprune.audit.record import DIFFERENT
 from fuprune.data.dataset import Dataset
-from fuprune.models.ensemble import Ensemble
 from tests.audit.conftest import (
     Perceptron,
     World,
@@ -119,17 +118,6 @@ def test_shadow_models_tell_members_of_an_overfitted_model(case):
     assert abs(np.mean(row.retrained) - 0.5) < 0.12
     with pytest.raises(ValueError, match="1 shadow models on"):
         audited(case, {}, tests="membership", shadows=1)
-
-
-def test_ensemble_of_a_class_has_every_member_s_row_made_fresh(world):
-    members = {f"shard_{i}": world.raw["params"] for i in range(2)}
-    twice = (Ensemble(Perceptron(), 2), {"params": members})
-    found = audit_of(world, {"twice": twice})
-    for name in ("u_accuracy", "r_accuracy"):
-        models = found.row(name).models
-        assert models["twice"].values == models["raw"].values
-    first = {name: curve.accuracy[0] for name, curve in found.curves.items()}
-    assert first["twice"] == first["raw"]
 
 
 def test_unseen_images_have_the_forgotten_ones_proportions():
