@@ -58,11 +58,11 @@ class Method:
         fine_tune: FineTune,
         **given: Any,
     ) -> UnlearnResult:
-        """Forget what the request, a tuple of ints for classes, names in every client.
+        """Forget what the request names in the clients' data; ints are classes.
 
         The model is any network that `models.adapt` takes, with its trained variables;
-        the key is for all that is drawn, `fine_tune` a `job.FineTune`, and `given`
-        are further fields of `Job` and options of the method.
+        the key is for all that is drawn, and `given` are further fields of `Job` and
+        options of the method.
         """
         request = as_request(request)
         check_served(self, request)
