@@ -33,6 +33,7 @@ EXPERIMENTS = {
         f"{RESNET20}_class1_retrained5",
     ),
     "class 1, the paper's cut": (f"{RESNET20}_class1_tf_idf",),
+    "class 1, relabelled": (f"{RESNET20}_class1_relabel",),
     "class 5": (
         f"{RESNET20}_class5",
         f"{RESNET20}_class5_retrained",
