@@ -33,8 +33,7 @@ def available() -> bool:
 def why_not() -> str | None:
     """Returns the reason why the kernels cannot be used here, or None if they can.
 
-    The first call builds the library, which takes the compiler some seconds. It leaves
-    JAX's backends alone, so it may precede their configuration.
+    The first call builds the library in some seconds, and leaves JAX's backends alone.
     """
     try:
         build.load(_FOLDER)
@@ -69,21 +68,9 @@ def target(name: str) -> str:
 def multiplies_bfloat16() -> bool:
     """Says whether this processor has fast products of bfloat16.
 
-    That is AMX, or avx512_bf16 on processors that are not Intel's: there it has half
-    the rate of float32. Elsewhere the kernels round the results of float32 products.
+    That is AMX, or avx512_bf16 on AMD's: Intel's has half the rate of float32.
     """
     return available() and bool(build.load(_FOLDER).fuprune_multiplies_bfloat16())
-
-
-@functools.cache
-def notice_slow_bfloat16() -> None:
-    """Logs once that bfloat16 is no faster than float32 on this processor."""
-    if not multiplies_bfloat16():
-        _log.warning(
-            "This processor has no fast products of bfloat16 (AMX, or avx512_bf16 on "
-            "AMD's): they are computed in float32, so that bfloat16 saves memory but "
-            "little or no time."
-        )
 
 
 def set_threads(threads: int) -> None:

@@ -63,8 +63,6 @@ def make_primitive(
             if not library.ready():
                 return lower_to_xla(context, *operands, **static)
             library.share_cores()
-            if any(aval.dtype == jnp.bfloat16 for aval in context.avals_in):
-                library.notice_slow_bfloat16()
             call = jax.ffi.ffi_lowering(library.target(name))
             return call(context, *operands, **attributes(**static))
 

@@ -53,16 +53,9 @@ def bring(
 ) -> BroughtNetwork:
     """Returns the network of a factory, after a check of what it gives.
 
-    Args:
-      factory: a function of `num_classes` and `input_shape`, or its name
-        `package.module:factory`, which is imported from the working directory or the
-        installed packages.
-      num_classes: columns of the logits.
-      input_shape: (H, W, C) of one image.
-
-    Raises:
-      InputError: the factory is missing or fails, or its network does not map images
-        [B, H, W, C] to logits [B, num_classes].
+    The factory is a function of `num_classes` and `input_shape` (H, W, C), or its name
+    `package.module:factory`, which is imported from the working directory or the
+    installed packages. Its network maps images [B, H, W, C] to [B, num_classes].
     """
     shape = check_sizes(num_classes, input_shape)
     if isinstance(factory, str):

@@ -14,8 +14,7 @@ from flax import nnx
 from fuprune.errors import check_choice
 from fuprune.models.adapt import Variables, adapt, own_variables
 from fuprune.surgery import cutting, report
-from fuprune.surgery.afresh import start_afresh
-from fuprune.surgery.arrays import cut_moments, cut_tree
+from fuprune.surgery.arrays import cut_moments, cut_tree, start_afresh
 from fuprune.surgery.cutting import capture as capture
 from fuprune.surgery.cutting import observe as observe
 from fuprune.surgery.cutting import pin as pin
@@ -81,7 +80,7 @@ def compact(
 def reset(
     model: Any, variables: Any, plan: PrunePlan, *, key: jax.Array, example: Any = None
 ) -> Any:
-    """Variables in which the channels a plan does not keep start afresh (`afresh`).
+    """Variables in which the channels a plan does not keep start afresh.
 
     Every shape stays; other arguments are those of `mask`.
     """

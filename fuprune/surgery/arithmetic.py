@@ -131,9 +131,8 @@ def _together(eqn, operands, shape, notes):
 def _follows(name, held, axis, shape, notes) -> bool:
     """Whether parameters die along an axis with the channels they are applied to.
 
-    They do if nothing else is in the array that varies with the channel, as a norm's
-    bias, or if they were multiplied with a statistic of each example, as a group norm's
-    scale is.
+    They do if nothing else in the array varies with the channel, as a norm's bias, or
+    if it is a statistic of each example, as a group norm's scale has as a factor.
     """
     if held.kept[axis] is not None or not is_static(held.rest):
         return False
@@ -279,7 +278,8 @@ def kernel_convolution(eqn, operands, notes) -> Result:
         if origin.axis == 3:
             notes.read(pair, read)
     result = _map(eqn, data, written)
-    # A network that is traced has one problem on the leading axis.
+    if len(data) > 1:  # a network that is traced has one problem in front
+        return [result]
     one = result._replace(data=data[0], shape=result.shape[1:], kept=result.kept[1:])
     work = 2 * data.size * (laid.size // laid.shape[-1])
     found = Product("convolution", 4, operands[0], one, 3, work)
@@ -293,11 +293,7 @@ def _map(eqn, data, kept) -> Held:
 
 
 def kernel_batch_norm(eqn, operands, notes) -> Result:
-    """The package's own norm in training: its stream says where channels go.
-
-    A dead channel of the inputs, whose scale and bias are dead as well, is not in the
-    result unless the residual has it.
-    """
+    """The package's own norm in training: its stream says where channels go."""
     everything = tuple(range(operands[0].shape[4]))
     stream = eqn.params["stream"]
     if stream.width != len(everything) or stream.places != everything:

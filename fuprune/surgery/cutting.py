@@ -286,7 +286,6 @@ class Observed(NamedTuple):
 
     logits: Any  # [B, U]
     head: Path | None  # of the last dense layer, if it gives the logits
-    head_logits: Any  # [B, U], as they leave that layer
     features: Any  # [B, ...] what that layer reads, or None
     outputs: dict[str, Any]  # of all layers but that one, [B, ..., C]
 
@@ -296,17 +295,16 @@ def observe(model: Any, variables: Any, images: Any) -> Observed:
     _, program, leaves = trace_network(model, variables, images)
     results, findings = program.run(leaves, [images])
     logits = in_full(results[0])
-    outputs, last, head, head_logits, features = {}, None, None, logits, None
+    outputs, last, head, features = {}, None, None, None
     for name, layer in layers_of(program, findings).items():
         found = findings.products[layer.path]
         outputs[name] = _outputs(found)
         # The last one of that shape counts: what follows it only rescales logits.
         if layer.kind == "dense" and outputs[name].shape == logits.shape:
-            last, head, head_logits = name, layer.path[1:-1], outputs[name]
-            features = in_full(found.inputs)
+            last, head, features = name, layer.path[1:-1], in_full(found.inputs)
     if last is not None:
         del outputs[last]
-    return Observed(logits, head, head_logits, features, outputs)
+    return Observed(logits, head, features, outputs)
 
 
 class PlannedCut(NamedTuple):

@@ -22,10 +22,7 @@ Pair = tuple[Path, int]  # a parameter, and one of its axes
 
 
 class Origin(NamedTuple):
-    """Where a parameter's axis has got to in an array made from it.
-
-    Index i of the array's axis depends on the parameter through index i of its own.
-    """
+    """Where a parameter's axis has got to, index by index, in an array made from it."""
 
     axis: int  # of the array
     pure: bool  # whether nothing but parameters varies along this axis
@@ -73,7 +70,7 @@ class Held(NamedTuple):
         return np.arange(self.shape[axis]) if kept is None else kept
 
     def moved(self, shape: Sequence[int], places: Mapping[int, int]) -> "Held":
-        """The array with these axes at other places, of a whole shape; data as before.
+        """The array, data aside, with these axes at other places of a whole shape.
 
         Axes that are not named are gone, and a rest does not vary along them.
         """
@@ -126,10 +123,7 @@ def union(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
 
 
 def intersection(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
-    """Returns the indices that both keep, and one at least.
-
-    To hold an index too many is never wrong, while an array of size zero is a nuisance.
-    """
+    """Returns the indices that both keep, and one at least: no array is empty."""
     if a is None or b is None:
         return b if a is None else a
     both = np.intersect1d(a, b)

@@ -65,17 +65,15 @@ def make_plan(
         this mapping, then to the lower channel.
       rate: R of the paper, the share of channels to cut, in [0, 1).
       scope: "global" ranks all channels together, as the paper does; TF sums to one in
-        each layer, so narrow layers score higher and are cut first. "balanced" ranks
-        them together after multiplying each layer's scores by its width, which makes
-        them comparable. "layer" cuts the same share of every layer, as nearly as whole
-        channels allow: the fractions left over go to the layers with the largest ones.
+        each layer, so narrow layers are cut first. "balanced" multiplies each layer's
+        scores by its width before. "layer" cuts the same share of every layer, rounded
+        by the largest remainder.
       order: "highest" cuts the highest scores (the paper), "lowest" the lowest (the
         authors' code), "random" any, as a control.
       min_channels: a cut that would leave a layer fewer is not made, nor replaced by
         another, and is counted in `spared`.
       round_to: what is left of a layer is rounded up to a multiple of it, or to the
-        whole layer, because hardware computes such widths faster: the last cuts of the
-        layer are not made, and count as spared.
+        whole layer: its last cuts are not made, and count as spared.
       seed: of "random".
 
     Returns:

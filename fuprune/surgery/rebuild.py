@@ -52,11 +52,7 @@ class _Spec(pydantic.BaseModel):
 def spec(model: Any) -> dict[str, Any]:
     """Returns what rebuilds a model with `from_spec`, fit for JSON.
 
-    How a model of the zoo computes (`conv`, `dtype`) is a choice of each run and is
-    left out.
-
-    Raises:
-      InputError: nothing does, because nobody said what makes the network.
+    How a model of the zoo computes (`conv`, `dtype`) is each run's own choice.
     """
     if isinstance(model, ConvolutionalNetwork | BroughtNetwork):
         shape = list(model.input_shape)
@@ -95,10 +91,9 @@ def from_spec(
     Args:
       spec: what `spec` returned, perhaps read from a file.
       factory: that of a network which a user brought: the function, or its name if the
-        module may be imported. Without it no module is imported, whatever the spec
-        says.
-      conv: implementation of the convolution, for a model of the zoo.
-      dtype: type the convolutions compute in, for a model of the zoo.
+        module may be imported, which nothing else allows.
+      conv: as in `zoo.create`.
+      dtype: as in `zoo.create`.
     """
     return _build(spec, factory, {"conv": conv, "dtype": dtype})
 

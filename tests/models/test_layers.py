@@ -4,7 +4,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuprune.kernels.normalisation import widen
 from fuprune.models.layers import NUM_GROUPS, Norm
 from tests.models.drawing import apply_in_training
 
@@ -165,22 +164,3 @@ def test_group_norm_has_the_moments_of_live_channels_alone():
         params = {k: np.asarray(v)[channels] for k, v in variables["params"].items()}
         expected = (values - mean) / deviation * params["scale"] + params["bias"]
         np.testing.assert_allclose(outputs[..., channels], expected, atol=1e-4)
-
-
-@pytest.mark.parametrize("source", [(0, 3, 4), (1, 3, 4), (9,), (0, 1, 3, 4, 9)])
-def test_widen_puts_channels_where_their_ids_are_and_differentiates_both_ways(source):
-    target = (0, 1, 3, 4, 9)
-    values = jnp.arange(2.0 * len(source)).reshape(2, -1) + 1.0
-    positions = [target.index(channel) for channel in source]
-
-    def wide(values):
-        return widen(values, positions, len(target))
-
-    outputs, pull = jax.vjp(wide, values)
-    expected = np.zeros((2, len(target)))
-    expected[:, positions] = values
-    np.testing.assert_array_equal(outputs, expected)
-    cotangent = jnp.arange(2.0 * len(target)).reshape(2, -1)
-    np.testing.assert_array_equal(pull(cotangent)[0], cotangent[:, positions])
-    _, tangent = jax.jvp(wide, (values,), (values,))
-    np.testing.assert_array_equal(tangent, expected)

@@ -275,12 +275,3 @@ def total_of(model, shape=None):
 def test_multiply_adds_are_the_published_ones(name, millions):
     total = total_of(zoo.create(name, num_classes=10), (32, 32, 3))
     assert abs(total.flops_before / 2e6 - millions) < 0.1
-
-
-def test_flops_agree_with_the_compiler():
-    model = ResNet(8, 10, (16, 16, 3))
-    images = drawing.images_for(model, 1)
-    compiled = jax.jit(model.apply).lower(drawing.shapes_of(model), images).compile()
-    counted = total_of(model).flops_before
-    # The compiler skips the products with padding and counts norms and additions.
-    assert 0.8 < compiled.cost_analysis()["flops"] / counted < 1.2
