@@ -184,29 +184,16 @@ class LinenNetwork(Network):
         return self.module.clone(**said) if said else self.module
 
 
+@dataclasses.dataclass(unsafe_hash=True)
 class CalledNetwork(Network):
     """A network by two functions, equal to those with an equal key."""
 
-    def __init__(
-        self,
-        key: Any,
-        initialise: Callable | None,
-        call: Callable,
-        given: Variables | None = None,
-    ):
-        """`call(variables, images, train, mask, mutable, rngs)` gives outputs, state.
-
-        `initialise(key, images)` makes variables; `given` are those that it came with.
-        """
-        self.key, self.initialise, self.call, self.given = key, initialise, call, given
-
-    def __eq__(self, other):
-        """By the key."""
-        return type(other) is type(self) and other.key == self.key
-
-    def __hash__(self):
-        """By the key."""
-        return hash(self.key)
+    key: Any
+    initialise: Callable | None = dataclasses.field(compare=False)  # of key and images
+    # Of variables, images, train, mask, mutable and rngs: outputs, and new state.
+    call: Callable = dataclasses.field(compare=False)
+    # The variables it came with.
+    given: Variables | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def init(self, key, images, train: bool = False):
         """Fresh variables, if a function for it was given."""
@@ -240,13 +227,12 @@ class NNXNetwork(CalledNetwork):
         super().__init__(key, self._fresh, self._call, variables_of(module))
 
     def _fresh(self, key, images):
-        if self.factory is not None:
-            try:
+        try:
+            if self.factory is not None:
                 return variables_of(self.factory(rngs=nnx.Rngs(key)))
-            except jax.errors.ConcretizationTypeError:
-                pass  # a constructor that computes numbers, inside another program
-        assert self.given is not None
-        return drawn_like(self.given, key)
+        except jax.errors.ConcretizationTypeError:
+            pass  # a constructor that computes numbers, inside another program
+        return drawn_like(self.given or {}, key)
 
     def _call(self, variables, images, train, mask, mutable, rngs):
         module = self.module(variables, rngs=rngs)
@@ -310,9 +296,9 @@ def _adapt_haiku(transformed) -> CalledNetwork:
     def init(key, images):
         # In training: haiku's norms make their statistics there alone.
         made = transformed.init(key, images, **convention.arguments(True))
-        if has_state:
-            return {"params": made[0], "batch_stats": made[1]}
-        return {"params": made}
+        return (
+            dict(params=made[0], batch_stats=made[1]) if has_state else {"params": made}
+        )
 
     def call(variables, images, train, mask, mutable, rngs):
         given = [variables["params"]]
@@ -320,9 +306,7 @@ def _adapt_haiku(transformed) -> CalledNetwork:
         given += [_dropout_key(rngs)] if "rng" in names else []
         options = convention.arguments(train, mask)
         result = transformed.apply(*given, images, **options)
-        if has_state:
-            return result[0], {"batch_stats": result[1]}
-        return result, {}
+        return (result[0], {"batch_stats": result[1]}) if has_state else (result, {})
 
     return CalledNetwork(transformed, init, call)
 
