@@ -39,31 +39,18 @@ class Plain(nn.Module):
 
 
 @functools.lru_cache(maxsize=32)
-def trainer_of(model):
+def trainer_of(model, **options):
     """One trainer for each network, so that methods share what is compiled."""
-    return fuprune.fed_avg(model, client_optimizer=optax.sgd(0.05), batch_size=8)
+    optimizer = optax.sgd(0.05)
+    return fuprune.fed_avg(model, client_optimizer=optimizer, batch_size=8, **options)
 
 
-def make_fit(rounds=1):
-    def fit(model, variables, data, key, objective=None):
-        trainer = trainer_of(model)
-        if objective is not None:
-            trainer = fuprune.fed_avg(
-                model,
-                client_optimizer=optax.sgd(0.05),
-                batch_size=8,
-                objective=objective,
-            )
-        return fuprune.fit(
-            trainer,
-            trainer.init(variables),
-            data,
-            key=key,
-            cohort_size=2,
-            rounds=rounds,
-        )
-
-    return fit
+def fit(model, variables, data, key, objective=None, rounds=1):
+    trainer = trainer_of(model)
+    if objective is not None:
+        trainer = trainer_of.__wrapped__(model, objective=objective)
+    state = trainer.init(variables)
+    return fuprune.fit(trainer, state, data, key=key, cohort_size=2, rounds=rounds)
 
 
 def run(name, model, variables, data, num_classes, **more):
@@ -76,7 +63,7 @@ def run(name, model, variables, data, num_classes, **more):
         **more,
     }
     if METHODS[name].needs:
-        trainer = keeping_trainer(model)
+        trainer = trainer_of(model, keep_updates=True)
         state = trainer.init(variables)
         after, info = trainer.round(state, fuprune.whole_cohort(data), KEY)
         given["kept_rounds"] = [keep_round(0, variables, info)]
@@ -92,23 +79,13 @@ def run(name, model, variables, data, num_classes, **more):
         data,
         (1,),
         key=jax.random.key(0),
-        fine_tune=make_fit(),
+        fine_tune=fit,
         **options,
     )
 
 
-@functools.lru_cache(maxsize=32)
-def keeping_trainer(model):
-    return fuprune.fed_avg(
-        model,
-        client_optimizer=optax.sgd(0.05),
-        batch_size=8,
-        keep_updates=True,
-    )
-
-
 def train_slice(model, variables, data, key, rounds):
-    return make_fit(rounds)(model, variables, data, key)
+    return fit(model, variables, data, key, rounds=rounds)
 
 
 def small_federation(shape=(6, 6, 1), classes=4, number=24):
