@@ -26,17 +26,14 @@ def make_primitive(
 ) -> Any:
     """A primitive that computes `vmap(function)`, on CPU by a kernel.
 
-    Its tangents are those of the function in JAX, which is enough for derivatives of
-    any order; who has kernels for them registers other rules.
+    Its tangents are those of the function in JAX; kernels for them have other rules.
 
     Args:
       name: of the primitive, and of its FFI target.
       abstract: abstract operands and static parameters -> abstract results; by hand,
         because tracing `function` for them would double the time of a start.
-      function: one problem in JAX, of operands and static parameters: for tangents, and
-        for what has no kernel.
-      attributes: static parameters -> those of the FFI call; None if there is no
-        kernel.
+      function: one problem in JAX, of operands and static parameters.
+      attributes: static parameters -> those of the FFI call; None without a kernel.
       multiple_results: whether `function` returns a sequence.
     """
     primitive = jax.extend.core.Primitive(name)
