@@ -6,9 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from fuprune.data.federated import federate, take_clients
+from fuprune.data.federated import take_clients
 from fuprune.errors import InputError, UnlearnError
-from fuprune.models import zoo
 from fuprune.models.adapt import adapt
 from fuprune.unlearning.activations import ClassActivations, ask
 from fuprune.unlearning.auto_rate import (
@@ -18,18 +17,14 @@ from fuprune.unlearning.auto_rate import (
     judged,
     smallest_rate,
 )
-from tests.tiny import tiny_dataset
-from tests.unlearning.small import forget_by
+from tests.unlearning.small import SmallNet, forget_by, initial, small_data
 
-MODEL = zoo.create("resnet8", num_classes=4, input_shape=(6, 6, 1))
+MODEL = SmallNet(width=24)
 
 
 @pytest.fixture(scope="module")
 def trained():
-    dataset = tiny_dataset(40)
-    data = federate(dataset, np.array_split(np.arange(40), 4))
-    images = np.zeros((1, 6, 6, 1), np.float32)
-    return data, jax.jit(MODEL.init)(jax.random.key(0), images)
+    return small_data(), initial(MODEL)
 
 
 @hypothesis.given(st.floats(0, 1), st.sampled_from([0.0, 0.02, 0.1]))

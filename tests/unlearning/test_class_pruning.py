@@ -7,7 +7,6 @@ import pytest
 
 from fuprune.data.federated import FederatedDataset, federate, take_clients
 from fuprune.errors import UnlearnError
-from fuprune.models import zoo
 from fuprune.models.fresh import init_variables
 from fuprune.models.resnet import ResNet
 from fuprune.surgery import compact, layer_names, trace_layers
@@ -18,7 +17,7 @@ from tests.compilations import counted
 from tests.tiny import tiny_dataset
 from tests.unlearning.small import SmallNet, forget_by, remembering, small_data
 
-MODEL = zoo.create("resnet8", num_classes=4, input_shape=(6, 6, 1))
+MODEL = SmallNet(width=24)
 
 
 @pytest.fixture(scope="module")
