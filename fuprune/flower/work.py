@@ -8,7 +8,6 @@ images it may read is decided here, by the client's own log, not by the server.
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +33,7 @@ from fuprune.flower.orders import read_log
 from fuprune.flower.records import digest
 from fuprune.options import make
 from fuprune.run import build
+from fuprune.run.machine import use_cache
 from fuprune.run.optimizers import optimizer
 from fuprune.surgery import rebuild
 from fuprune.unlearning.activations import activations_program
@@ -122,7 +122,7 @@ PROGRAMS: Mapping[str, tuple[str, Callable[..., ClientProgram]]] = {
 
 def run_task(header: Mapping[str, Any], tree: Any, node: Node) -> Answer:
     """Runs a program on this client's images, as a cohort of one."""
-    _keep_compiled_programs(node.folder)
+    use_cache(str(node.folder / "compiled"))
     # Of what was received, so that the server sees which model was worked on.
     worked_on = {"model": digest(tree)}
     name = header["task"]
@@ -172,7 +172,7 @@ def _make_run(name: str, asked: str, shape: tuple[int, ...]):
 
 def evaluate(header: Mapping[str, Any], tree: Any, node: Node) -> Answer:
     """The confusion matrix of the model on this client's usable images."""
-    _keep_compiled_programs(node.folder)
+    use_cache(str(node.folder / "compiled"))
     setting = _setting(header, node.data.images.shape[1:])
     positions, labels = _selected(header, node)
     evaluation = make_evaluator(
@@ -241,12 +241,3 @@ def _setting(request, shape: tuple[int, ...]) -> Setting:
         settings["max_length"],
         objective,
     )
-
-
-def _keep_compiled_programs(folder: Path) -> None:
-    """Has JAX keep what it compiles for the next message or run, another process."""
-    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(folder / "compiled")
-    jax.config.update("jax_compilation_cache_dir", cache)
-    # Everything, however small: each message may be a process of its own.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

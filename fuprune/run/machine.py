@@ -70,7 +70,7 @@ def start(
         _make_cpu_devices(devices or (1 if several else most))
     if compilation == "quick":
         _compile_quickly()
-    _use_cache(compilation_cache)
+    use_cache(compilation_cache)
     # From here on the backend is open.
     processes.open_devices(join_seconds)
     processes.check_same_config(config or {})
@@ -187,7 +187,8 @@ def _compile_quickly() -> None:
         os.environ["XLA_FLAGS"] = f"{given} {flag}".strip()
 
 
-def _use_cache(directory: str) -> None:
+def use_cache(directory: str) -> None:
+    """Has JAX keep what it compiles, for other processes and runs."""
     if not directory or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     if directory == "auto":
