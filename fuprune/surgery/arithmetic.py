@@ -51,11 +51,10 @@ def elementwise(eqn, operands, notes) -> Result:
         return [whole(data, rest)._replace(uniform=rest is not None)]
     operands = [_of_rank(h, len(shape)) for h in operands]
     kept, rest, absorbed = _together(eqn, operands, shape, notes)
-    arrays = [
-        onto(h, [k if n == m else None for k, n, m in axes])
-        for h in operands
-        for axes in [zip(kept, h.shape, shape, strict=True)]
-    ]
+    arrays = []
+    for h in operands:
+        axes = zip(kept, h.shape, shape, strict=True)
+        arrays.append(onto(h, [k if n == m else None for k, n, m in axes]))
     result = hold(None, shape, kept, rest)
     if name in ("select_n", "clamp"):  # which do not broadcast
         arrays = [jnp.broadcast_to(array, result.sizes) for array in arrays]

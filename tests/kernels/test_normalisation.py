@@ -147,10 +147,3 @@ def test_number_of_threads_does_not_change_one_bit():
     finally:
         library.set_threads(1)
     chex.assert_trees_all_equal(*results)
-
-
-def test_primitives_without_the_library_lower_to_xla(without_onednn):
-    data, scale, bias = operands((3, 4, 4, 5), residual=False)
-    gradient = jax.jit(jax.grad(loss(normalisation.batch_norm)))
-    assert "fuprune" not in gradient.lower(data, scale, bias).as_text()
-    assert normalisation.implementation("onednn") is normalisation.batch_norm_in_jax
