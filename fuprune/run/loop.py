@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import threading
 import time
+import zlib
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -32,7 +33,7 @@ from fuprune.run import (
 )
 from fuprune.run.data import Federation, replicate
 from fuprune.run.models import Elsewhere
-from fuprune.run.store import Store, seed_of
+from fuprune.run.store import Store
 from fuprune.surgery import rebuild
 from fuprune.unlearning.job import Stage
 from fuprune.unlearning.rounds import is_kept, keep_round
@@ -126,8 +127,9 @@ def not_run(this: Experiment, unit: str) -> ConfigError:
 
 def key_for(this: Experiment, purpose: str) -> jax.Array:
     """The key that one purpose, by name, uses in this run."""
-    key = jax.random.key(this.config.seed)
-    return jax.random.fold_in(key, seed_of(purpose))
+    # Not `hash`, which differs from process to process; 31 bits fit any integer type.
+    number = zlib.crc32(purpose.encode()) & 0x7FFFFFFF
+    return jax.random.fold_in(jax.random.key(this.config.seed), number)
 
 
 def stopping(this: Experiment) -> bool:

@@ -13,7 +13,6 @@ import json
 import os
 import socket
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -140,12 +139,6 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
     line = json.dumps(plain, allow_nan=False, ensure_ascii=False)
     with open(path, "a", encoding="utf-8") as file:
         file.write(f"{line}\n")
-
-
-def seed_of(unit: str) -> int:
-    """A number that names a unit in the derivation of keys."""
-    # Not `hash`, which differs from process to process; 31 bits fit any integer type.
-    return zlib.crc32(unit.encode()) & 0x7FFFFFFF
 
 
 @contextlib.contextmanager
