@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from scipy.sparse import linalg
 
 from fuprune.errors import UnlearnError
 from fuprune.federated.client import split_params
@@ -97,35 +98,36 @@ def conjugate_gradients(
 ) -> tuple[np.ndarray, int, float]:
     """Solves A x = b, [P], for a positive definite A given by its products.
 
-    Returns x, float64, the number of steps, and the residual |b - A x| / |b|; it ends
-    where that is at most `tolerance`. Each step costs the clients one product, so a
-    solver must not ask for others; in float32 the directions would soon lose their
-    conjugacy where the system is badly conditioned.
+    Returns x, the number of products, and the residual |b - A x| / |b|. Each product is
+    a message to every client; in float64, because the directions would soon lose their
+    conjugacy in float32 where the system is badly conditioned.
     """
-    x, residual, steps = np.zeros_like(b), b.copy(), 0
-    direction, square = residual, b @ b
-    whole = max(square, np.finfo(np.float64).tiny)
-    while steps < iterations and square > tolerance**2 * whole:
-        product = multiply(direction)
-        curvature = direction @ product
-        if not curvature > 0:  # NaN is not either
+    products = 0
+
+    def multiplied(v):
+        nonlocal products
+        product, products = multiply(v), products + 1
+        if not v @ product > 0:  # NaN is not either
             raise UnlearnError(
                 "conjugate gradients diverged: the damped Hessian has curvature "
-                f"{curvature / (direction @ direction):.3g} along direction "
-                f"{steps + 1} and is not positive definite; raise influence.damping."
+                f"{v @ product / (v @ v):.3g} along direction {products} and is not "
+                "positive definite; raise influence.damping."
             )
-        length = square / curvature
-        x, residual = x + length * direction, residual - length * product
-        square, before = residual @ residual, square
-        direction, steps = residual + square / before * direction, steps + 1
-    relative = float(np.sqrt(square / whole))
+        return product
+
+    size = (len(b), len(b))
+    operator = linalg.LinearOperator(size, multiplied, dtype=float)  # type: ignore
+    x, _ = linalg.cg(operator, b, rtol=tolerance, maxiter=iterations)
+    if not products:
+        return x, 0, 0.0
+    relative = float(np.linalg.norm(b - multiply(x)) / np.linalg.norm(b))
     if not relative <= 1:
         raise UnlearnError(
-            f"conjugate gradients diverged: after {steps} iterations the residual is "
-            f"{relative:.3g} times what it was; raise influence.damping or "
+            f"conjugate gradients diverged: after {products} iterations the residual "
+            f"is {relative:.3g} times what it was; raise influence.damping or "
             "influence.iterations."
         )
-    return x, steps, relative
+    return x, products + 1, relative
 
 
 def gauss_newton_product(model) -> BatchSum:

@@ -117,5 +117,5 @@ def test_what_cannot_be_solved_stops_the_method(spectrum, b, iterations, reason)
 def test_a_model_that_is_not_finite_stops_the_method(regression):
     _, data, variables = regression
     broken = jax.tree.map(lambda x: x.at[0].set(jnp.nan), variables)
-    with pytest.raises(UnlearnError, match="residual is nan"):
+    with pytest.raises(UnlearnError, match="curvature nan"):
         forget(MODEL, broken, data)
