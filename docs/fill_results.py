@@ -32,6 +32,7 @@ EXPERIMENTS = {
         f"{RESNET20}_class1_retrained3",
         f"{RESNET20}_class1_retrained5",
     ),
+    "class 1, the recipe, second raw model": (f"{RESNET20}_class1_prune_raw1",),
     "class 1, the paper's cut": (f"{RESNET20}_class1_tf_idf",),
     "class 1, relabelled": (f"{RESNET20}_class1_relabel",),
     "class 5": (
