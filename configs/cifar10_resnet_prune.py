@@ -39,4 +39,5 @@ def get_config(share: str = "10"):
     config.fine_tune.seeded = "class_pruning,fine_tune_only"
     config.audit.seeds = "all"
     config.phases = "pretrain,unlearn,audit,report"
+    config.runtime.dtype = "auto"
     return config
