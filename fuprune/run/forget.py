@@ -81,7 +81,8 @@ class Forgotten:
             )
         text = "Gone? From the answers, which is weak evidence alone"
         if lost > 0.05:
-            return f"{text}. The others lost {lost:.1%}: fine-tune for a few rounds."
+            points = f"{100 * lost:.1f} points"
+            return f"{text}. The others lost {points}: fine-tune for a few rounds."
         return f"{text}: compare with retrained models (fuprune audit)."
 
     def __repr__(self) -> str:
