@@ -105,6 +105,7 @@ def models(runs: dict[str, Run]) -> str:
         " | the audit |",
         "|---|---|---:|---:|---:|---:|---|---|",
     ]
+    shown = set()  # raw models, once for each class
     for title, names in EXPERIMENTS.items():
         parts = [runs[name] for name in names]
         before = {
@@ -114,6 +115,9 @@ def models(runs: dict[str, Run]) -> str:
         }
         for name, stage in before.items():
             u, r = _span([stage.u_accuracy]), _span([stage.r_accuracy])
+            if name == "raw" and (u, r) in shown:
+                continue
+            shown.add((u, r))
             name = name.replace("pruned_", "after the cut for class ")
             lines.append(f"| {title} | {name} | 1 | {u} | {r} | | | |")
         found: dict[str, dict[str, MethodRow]] = {}

@@ -44,7 +44,6 @@ def probe_measures(subject: Subject, generator: np.random.Generator) -> list[Mea
         # A network without layers before the last lacks the other depths.
         if not all(depth in found for found in depths.values()):
             continue
-        subject.notify(f"probes {_WORDS[depth]}")
         scores = {
             name: held_out_scores(found[depth], labels, forgotten, seed)
             for name, found in depths.items()
@@ -62,7 +61,6 @@ def probe_measures(subject: Subject, generator: np.random.Generator) -> list[Mea
                 headline=True,
             )
         )
-    subject.notify("few-shot probes")
     last = {name: found["last"] for name, found in depths.items()}
     few = {n: few_shot(x, labels, subject.classes, seed) for n, x in last.items()}
     # Images that every draw happened to teach have no share.

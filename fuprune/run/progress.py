@@ -127,10 +127,12 @@ class Progress:
             if self._rounds_left and seen >= 4 and pace:
                 more = max(self._rounds_left, rounds) - round_number
                 self._rounds_left = 0  # said once per run
+                advice = " The configs whose names end in _cpu are shorter."
                 self.note(
                     f"{name}: {pace:.3g} s per round; the {more} rounds left in this "
-                    f"run take about {duration(more * pace)}, before any audit. "
-                    "Too long? The configs whose names end in _cpu are shorter."
+                    f"run take about {duration(more * pace)}, before any audit."
+                    + advice
+                    * (more * pace > DAY)
                 )
 
         with self._task(name, rounds, first_round) as show:
@@ -160,6 +162,9 @@ class Progress:
 def _metric(name: str, value: float) -> str:
     share = f"{value:.4f}" if name == "loss" else f"{value:.1%}"
     return f"{_SHORT[name]} {share}"
+
+
+DAY = 86_400  # seconds
 
 
 def duration(seconds: float) -> str:

@@ -317,8 +317,11 @@ def audit(this: Experiment) -> RunRecord:
     # 0 takes all of them.
     references = references[: config.audit.retrained or None]
     raw = this.raw
-    # Every model has its outputs taken and is taught again; kinds are a step each.
-    expected = 2 * (len(candidates) + len(references) + 1) + len(config.audit.kinds)
+    # Every model has its outputs taken, and is taught a class again; a kind is a step.
+    kinds = config.audit.kinds
+    taught = "relearn" in kinds and bool(this.classes)
+    expected = (len(candidates) + len(references) + 1) * (1 + taught)
+    expected += len(kinds) + config.audit.shadows
     with this.progress.steps("audit", expected) as show:
 
         def on_step(text: str) -> None:
