@@ -232,7 +232,9 @@ def _controls(about: Subject) -> Iterator[str]:
         elif audit is None or not audit.verdict(name):
             found.append((1, f"{shown} {kept} and does as well by its answers."))
         elif differing > own:
-            found.append((1, f"{shown} {kept}, but {differing} measures differ."))
+            verb = "differs" if differing == 1 else "differ"
+            many = formats.plural(differing, "measure")
+            found.append((1, f"{shown} {kept}, but {many} {verb}."))
         else:
             found.append((0, f"{shown} {kept} and does as well in the audit."))
     yield from (formats.capital(text) for _, text in sorted(found)[:2])

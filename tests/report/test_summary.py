@@ -41,7 +41,7 @@ def test_no_difference_is_said_with_its_measures_and_models():
     said = spoken(one)
     assert "0 of 3 measures differ from 3 retrained models, with 95% intervals" in said
     assert "1 cannot even tell the raw model apart" in said
-    assert "keeps 84.0% of the rest, but 1 measures differ." in said
+    assert "keeps 84.0% of the rest, but 1 measure differs." in said
 
 
 def test_a_difference_is_bad_and_names_the_measures():
